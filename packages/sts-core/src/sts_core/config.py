@@ -1,0 +1,94 @@
+"""What a teacher update is, as a value: m, p, the granularity of a unit and the treatment of buffers."""
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from sts_core.errors import ConfigError
+
+Granularity = Literal["layer", "module", "channel", "neuron"]
+Buffers = Literal["copy", "smooth", "keep"]
+
+
+def check_probability(name: str, value: object) -> float:
+    """Return `value` as a float, or raise if it is not a number in [0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number in [0, 1], got {value!r}: pass a float such as 0.99")
+    if math.isnan(value) or not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{name} must be in [0, 1], got {value!r}: it is a fraction, 0 follows the student fully")
+    return float(value)
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}: choose one of these")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothingConfig:
+    """How the teacher follows the student. One rule covers no smoothing, TMA, SE and STS.
+
+    For each unit i of the teacher, independently at every update:
+
+        with probability p      θᵀᵢ stays as it is
+        otherwise               θᵀᵢ ← m·θᵀᵢ + (1 − m)·θˢᵢ
+
+    p = 0 is the temporal moving average (TMA), m = 0 the spatial ensemble (SE), both 0 no smoothing at all.
+    """
+
+    momentum: float
+    """m, the weight of the teacher's old value in the moving average of an updated unit."""
+    preserve_probability: float
+    """p, the probability that a unit is left as it is."""
+    granularity: Granularity = "layer"
+    """What a unit is: a parameter tensor (layer), all tensors of a module, an index of dim 0 (channel), a weight (neuron)."""
+    buffers: Buffers = "copy"
+    """Buffers are copied from the student, smoothed like parameters (float ones), or kept as the teacher's own."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "momentum", check_probability("momentum", self.momentum))
+        p = check_probability("preserve_probability", self.preserve_probability)
+        object.__setattr__(self, "preserve_probability", p)
+        _check_choice("granularity", self.granularity, get_args(Granularity))
+        _check_choice("buffers", self.buffers, get_args(Buffers))
+        if self.preserve_probability == 1.0:
+            message = "preserve_probability=1 freezes the teacher: the temporal moving average is preserve_probability=0"
+            warnings.warn(message, UserWarning, stacklevel=3)
+
+    @property
+    def effective_momentum(self) -> float:
+        """1 − (1 − p)(1 − m): the momentum of the moving average that follows the student as fast in expectation."""
+        return 1.0 - (1.0 - self.preserve_probability) * (1.0 - self.momentum)
+
+    def matched_moving_average(self) -> "SmoothingConfig":
+        """The TMA control of this config: the same expected pull, with no spatial part."""
+        return replace(self, momentum=self.effective_momentum, preserve_probability=0.0)
+
+
+def no_smoothing(*, buffers: Buffers = "copy") -> SmoothingConfig:
+    """The teacher is a copy of the student."""
+    return SmoothingConfig(momentum=0.0, preserve_probability=0.0, buffers=buffers)
+
+
+def temporal_moving_average(momentum: float, *, buffers: Buffers = "copy") -> SmoothingConfig:
+    """TMA, the usual exponential moving average."""
+    return SmoothingConfig(momentum=momentum, preserve_probability=0.0, buffers=buffers)
+
+
+def spatial_ensemble(
+    preserve_probability: float, *, granularity: Granularity = "layer", buffers: Buffers = "copy"
+) -> SmoothingConfig:
+    """SE: a random fragment of the teacher is replaced by the student's."""
+    return SmoothingConfig(
+        momentum=0.0, preserve_probability=preserve_probability, granularity=granularity, buffers=buffers
+    )
+
+
+def spatial_temporal_smoothing(
+    momentum: float, preserve_probability: float, *, granularity: Granularity = "layer", buffers: Buffers = "copy"
+) -> SmoothingConfig:
+    """STS: a random fragment of the teacher takes a step of a moving average."""
+    return SmoothingConfig(
+        momentum=momentum, preserve_probability=preserve_probability, granularity=granularity, buffers=buffers
+    )

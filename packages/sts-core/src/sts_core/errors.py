@@ -1,0 +1,25 @@
+"""The exceptions of sts-core.
+
+    StsError
+    ├── ConfigError      (ValueError)   a setting outside its domain
+    ├── PairingError     (ValueError)   student and teacher do not belong together
+    └── StateError       (ValueError)   a saved state that belongs to another configuration
+
+Each message is one sentence that gives the rule, the value that breaks it and the remedy.
+"""
+
+
+class StsError(Exception):
+    """Base of all errors that sts packages raise on purpose."""
+
+
+class ConfigError(StsError, ValueError):
+    """A setting is outside its domain."""
+
+
+class PairingError(StsError, ValueError):
+    """Student and teacher do not belong together."""
+
+
+class StateError(StsError, ValueError):
+    """A saved state does not fit what it is loaded into."""
