@@ -1,1 +1,41 @@
-"""See README.md."""
+"""TMA, SE and STS teacher updates for any student-teacher loop. See README.md."""
+
+from sts_core.config import (
+    Buffers,
+    Granularity,
+    SmoothingConfig,
+    no_smoothing,
+    spatial_ensemble,
+    spatial_temporal_smoothing,
+    temporal_moving_average,
+)
+from sts_core.drift import fragment_age, output_drift, parameter_drift
+from sts_core.errors import ConfigError, PairingError, StateError, StsError
+from sts_core.pairing import make_teacher
+from sts_core.schedules import constant_momentum, cosine_momentum
+from sts_core.smoother import Applied, Smoother, TeacherBank
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Applied",
+    "Buffers",
+    "ConfigError",
+    "Granularity",
+    "PairingError",
+    "Smoother",
+    "SmoothingConfig",
+    "StateError",
+    "StsError",
+    "TeacherBank",
+    "constant_momentum",
+    "cosine_momentum",
+    "fragment_age",
+    "make_teacher",
+    "no_smoothing",
+    "output_drift",
+    "parameter_drift",
+    "spatial_ensemble",
+    "spatial_temporal_smoothing",
+    "temporal_moving_average",
+]

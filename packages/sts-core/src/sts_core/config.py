@@ -42,7 +42,7 @@ class SmoothingConfig:
     preserve_probability: float
     """p, the probability that a unit is left as it is."""
     granularity: Granularity = "layer"
-    """What a unit is: a parameter tensor (layer), all tensors of a module, an index of dim 0 (channel), a weight (neuron)."""
+    """A unit is a parameter tensor (layer), all tensors of a module, an index of dim 0 (channel) or a weight (neuron)."""
     buffers: Buffers = "copy"
     """Buffers are copied from the student, smoothed like parameters (float ones), or kept as the teacher's own."""
 
@@ -53,7 +53,9 @@ class SmoothingConfig:
         _check_choice("granularity", self.granularity, get_args(Granularity))
         _check_choice("buffers", self.buffers, get_args(Buffers))
         if self.preserve_probability == 1.0:
-            message = "preserve_probability=1 freezes the teacher: the temporal moving average is preserve_probability=0"
+            message = (
+                "preserve_probability=1 freezes the teacher: the temporal moving average is preserve_probability=0"
+            )
             warnings.warn(message, UserWarning, stacklevel=3)
 
     @property

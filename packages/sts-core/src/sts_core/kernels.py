@@ -65,7 +65,9 @@ def _chosen(backend: Backend) -> Backend:
     for known in get_args(Backend):
         if name == known:
             return known  # type: ignore[no-any-return]
-    raise ConfigError(f"backend must be one of {', '.join(get_args(Backend))}, got {name!r}: leave it out for the fastest")
+    raise ConfigError(
+        f"backend must be one of {', '.join(get_args(Backend))}, got {name!r}: leave it out for the fastest"
+    )
 
 
 def unit_name(granularity: Granularity, tensor: str) -> str:
@@ -145,7 +147,7 @@ def _update_channels(name: str, student: Tensor, teacher: Tensor, rule: Rule) ->
     words = masks.channel_words(rows, tag, rule.step, rule.seed, torch.device("cpu"))
     chosen = (words >= masks.threshold(rule.preserve_probability, 32)).nonzero()[:, 0].to(teacher.device)
     flat_teacher, flat_student = teacher.view(1) if not teacher.dim() else teacher, student.reshape(teacher.shape)
-    for piece in chosen.split(max(1, _WEIGHTS_AT_ONCE * rows // teacher.numel())):
+    for piece in torch.split(chosen, max(1, _WEIGHTS_AT_ONCE * rows // teacher.numel())):
         old = flat_teacher[piece]
         lerp_(old, (flat_student if teacher.dim() else student.view(1))[piece].to(teacher.device), rule.momentum)
         flat_teacher[piece] = old

@@ -45,7 +45,7 @@ def stream_tag(kind: str, name: str) -> int:
 
 def philox(position: Tensor, tag: Tensor | int, step: Tensor | int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Philox4x32-10: four int64 tensors of 32-bit words for each position (arguments broadcast)."""
-    c0, c1, c2, c3 = torch.broadcast_tensors(
+    c0, c1, c2, c3 = torch.broadcast_tensors(  # type: ignore[no-untyped-call]
         position & _LOW,
         torch.as_tensor(signed(tag) & _LOW, device=position.device),
         torch.as_tensor((signed(tag) >> 32) & _LOW, device=position.device),
@@ -111,9 +111,9 @@ def neuron_dense(
 ) -> Tensor:
     """One draw of 16 bits per pair of weights (i, i + 8), and 32 more bits where they equal a threshold's upper 16.
 
-    Weight i sits in chunk i // 128 at r = i % 128 and uses word r // 32, half (r // 16) % 2 of position 8·chunk + r % 8;
-    it is the pair's second when (r // 8) % 2. The tie-breaking word is word r // 32 of position 2·(8·chunk + r % 8) + half
-    in the stream "neuron-tie".
+    Weight i sits in chunk i // 128 at r = i % 128. It uses word r // 32, half (r // 16) % 2 of position 8·chunk + r % 8
+    and is the pair's second when (r // 8) % 2. The 32 bits that break a tie are word r // 32 of position
+    2·(8·chunk + r % 8) + half in the stream "neuron-tie".
     """
     first, last = begin // CHUNK, -(-end // CHUNK)
     position = torch.arange(first * LANES, last * LANES, device=device)
@@ -165,7 +165,9 @@ def neuron_sparse(
     tag = stream_tag("neuron-gap", name)
     blocks = torch.arange(first, last, device=device)
     offset = torch.zeros(last - first, dtype=torch.int64, device=device)  # next undecided weight of each block
-    calls = min(DRAWS_PER_BLOCK, int(BLOCK * (1 - probability)) // 4 + 8)  # Philox calls a round: about what a block needs
+    calls = min(
+        DRAWS_PER_BLOCK, int(BLOCK * (1 - probability)) // 4 + 8
+    )  # Philox calls a round: about what a block needs
     for start in range(0, DRAWS_PER_BLOCK, calls):
         position = blocks[:, None] * DRAWS_PER_BLOCK + torch.arange(start, start + calls, device=device)
         words = torch.stack(philox(position, tag, step, seed), dim=-1).view(len(blocks), -1)

@@ -1,0 +1,147 @@
+"""Which student tensor belongs to which teacher tensor: by name, through wrappers, checked before anything moves."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sts_core.config import Buffers
+from sts_core.errors import PairingError
+
+
+class NamedPair(NamedTuple):
+    """Two tensors of one name and where they live, so that a later replacement is noticed."""
+
+    name: str
+    student: Tensor
+    teacher: Tensor
+
+
+class Pairs(NamedTuple):
+    """Tensors that follow the update rule, and buffers that are copied as they are."""
+
+    smoothed: list[NamedPair]
+    copied: list[NamedPair]
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module inside DistributedDataParallel, DataParallel and torch.compile wrappers."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def make_teacher(student: nn.Module) -> nn.Module:
+    """A frozen copy of the student in float32, whatever the student trains in.
+
+    In bfloat16 a teacher would hardly ever move: at m = 0.999 the step is below its precision.
+    """
+    teacher = copy.deepcopy(unwrap(student)).float()
+    for parameter in teacher.parameters():
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    return teacher
+
+
+def pair(student: nn.Module, teacher: nn.Module, buffers: Buffers) -> Pairs:
+    """All tensors of the teacher with the student's of the same name, or a PairingError that names what differs."""
+    student, teacher = unwrap(student), unwrap(teacher)
+    if student is teacher:
+        raise PairingError(
+            "student and teacher must be two modules, got one twice: make the teacher by make_teacher(student)"
+        )
+    smoothed = _pair_parameters(student, teacher)
+    copied: list[NamedPair] = []
+    if buffers != "keep":
+        for named in _pair_buffers(student, teacher):
+            averaged = buffers == "smooth" and named.teacher.is_floating_point()
+            (smoothed if averaged else copied).append(named)
+    _check_precision(smoothed)
+    _check_separate(smoothed + copied)
+    return Pairs(smoothed, copied)
+
+
+def _pair_parameters(student: nn.Module, teacher: nn.Module) -> list[NamedPair]:
+    """One pair for each distinct teacher parameter; a tied parameter counts once, under its first name."""
+    sources = dict(student.named_parameters(remove_duplicate=False))
+    _check_names("parameter", sources, dict(teacher.named_parameters(remove_duplicate=False)))
+    pairs = [NamedPair(name, sources[name], tensor) for name, tensor in teacher.named_parameters()]
+    _check_ties(sources, teacher)
+    _check_shapes(pairs)
+    return pairs
+
+
+def _pair_buffers(student: nn.Module, teacher: nn.Module) -> list[NamedPair]:
+    sources = dict(student.named_buffers(remove_duplicate=False))
+    _check_names("buffer", sources, dict(teacher.named_buffers(remove_duplicate=False)))
+    pairs = [NamedPair(name, sources[name], tensor) for name, tensor in teacher.named_buffers()]
+    _check_shapes(pairs)
+    return pairs
+
+
+def _check_names(kind: str, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    missing = [name for name in targets if name not in sources]
+    if missing:
+        raise PairingError(
+            f"every {kind} of the teacher needs one of the same name in the student, which lacks {_some(missing)}: "
+            f"make the teacher by make_teacher(student), or bind the part of the student that it copies"
+        )
+    if kind != "parameter" or not targets:
+        return
+    # The student may have whole modules more (a predictor), but a module that both have must be complete.
+    owners = {name.rpartition(".")[0] for name in targets}
+    extra = [name for name in sources if name not in targets and name.rpartition(".")[0] in owners]
+    if extra:
+        raise PairingError(
+            f"a module that student and teacher share must have the same parameters in both, but the teacher lacks "
+            f"{_some(extra)}: make the teacher anew by make_teacher(student)"
+        )
+
+
+def _check_ties(sources: Mapping[str, Tensor], teacher: nn.Module) -> None:
+    first: dict[int, str] = {}
+    for name, tensor in teacher.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(tensor), name)
+        if sources[other] is not sources[name]:
+            raise PairingError(
+                f"the teacher ties {other!r} to {name!r} but the student does not: one tensor cannot follow two, "
+                f"so tie them in the student or make the teacher by make_teacher(student)"
+            )
+
+
+def _check_shapes(pairs: Sequence[NamedPair]) -> None:
+    for name, student, teacher in pairs:
+        if student.shape != teacher.shape:
+            raise PairingError(
+                f"tensors of one name must have one shape, but {name!r} is {tuple(student.shape)} in the student and "
+                f"{tuple(teacher.shape)} in the teacher: make the teacher by make_teacher(student)"
+            )
+
+
+def _check_precision(pairs: Sequence[NamedPair]) -> None:
+    for name, _, teacher in pairs:
+        if teacher.dtype != torch.float32 and teacher.dtype != torch.float64:
+            raise PairingError(
+                f"the teacher must be float32, but its {name!r} is {str(teacher.dtype).removeprefix('torch.')}, in "
+                f"which small steps round to nothing: call teacher.float() and run its forward pass under autocast"
+            )
+
+
+def _check_separate(pairs: Sequence[NamedPair]) -> None:
+    for name, student, teacher in pairs:
+        if teacher.numel() and student.data_ptr() == teacher.data_ptr() and student.device == teacher.device:
+            raise PairingError(
+                f"student and teacher must not share memory, but {name!r} is one tensor in both: "
+                f"make the teacher by make_teacher(student)"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

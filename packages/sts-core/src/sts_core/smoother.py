@@ -1,0 +1,218 @@
+"""The teacher update: `Smoother` for one teacher, `TeacherBank` for many teachers of one student."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sts_core.config import SmoothingConfig, check_probability
+from sts_core.errors import ConfigError, PairingError, StateError
+from sts_core.kernels import Backend, Kernel, Pair, Rule, bind
+from sts_core.pairing import NamedPair, make_teacher, pair
+from sts_core.watch import Watch, addresses
+
+_STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The m and p of an update that took place."""
+
+    momentum: float
+    preserve_probability: float
+
+
+class _Binding:
+    """Teachers with one set of smoothed names, bound to kernels; binds anew when a tensor's memory moved."""
+
+    def __init__(self, pairs: list[list[NamedPair]], backend: Backend) -> None:
+        self._backend = backend
+        self._pairs = [
+            Pair(rows[0].name, rows[0].student, tuple(row.teacher for row in rows)) for rows in zip(*pairs, strict=True)
+        ]
+        self._tensors = [tensor for p in self._pairs for tensor in (p.student, *p.teachers)]
+        self._bind()
+
+    def _bind(self) -> None:
+        self._addresses = addresses(self._tensors)
+        for name, student, teachers in self._pairs:
+            for teacher in teachers:
+                _check_bindable(name, student, teacher)
+        data = [Pair(p.name, p.student.detach(), tuple(t.detach() for t in p.teachers)) for p in self._pairs]
+        self._kernels: list[Kernel] = bind(data, self._backend)
+
+    def update(self, rules: list[Rule]) -> None:
+        if addresses(self._tensors) != self._addresses:
+            self._bind()
+        for kernel in self._kernels:
+            kernel.update(rules)
+
+
+def _check_bindable(name: str, student: Tensor, teacher: Tensor) -> None:
+    if teacher.dtype not in (torch.float32, torch.float64):
+        raise PairingError(f"the teacher must stay float32, but {name!r} became {teacher.dtype}: call teacher.float()")
+    if student.shape != teacher.shape:
+        raise PairingError(
+            f"shapes must stay equal, but {name!r} became {tuple(student.shape)} in the student and "
+            f"{tuple(teacher.shape)} in the teacher: build the Smoother anew"
+        )
+
+
+def _rule(
+    config: SmoothingConfig, step: int, seed: int, momentum: float | None, preserve_probability: float | None
+) -> Rule:
+    m = config.momentum if momentum is None else check_probability("momentum", momentum)
+    p = config.preserve_probability
+    if preserve_probability is not None:
+        p = check_probability("preserve_probability", preserve_probability)
+    return Rule(momentum=m, preserve_probability=p, granularity=config.granularity, step=step, seed=seed)
+
+
+def _check_seed(seed: object) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+        raise ConfigError(f"seed must be an integer in [0, 2**64), got {seed!r}: pass one, the same on every rank")
+    return seed
+
+
+def _copy_buffers(pairs: list[NamedPair]) -> None:
+    alike = [p for p in pairs if p.student.dtype == p.teacher.dtype and p.student.device == p.teacher.device]
+    if alike:
+        torch._foreach_copy_([p.teacher for p in alike], [p.student for p in alike])
+    for p in pairs:
+        if p.student.dtype != p.teacher.dtype or p.student.device != p.teacher.device:
+            p.teacher.copy_(p.student)
+
+
+class Smoother:
+    """Keeps a teacher as a smoothed version of its student.
+
+        smoother = Smoother(student=student, teacher=teacher, config=spatial_temporal_smoothing(0.99, 0.7), seed=0)
+        ...
+        optimizer.step()
+        smoother.update()
+
+    Tensors are paired by name. The student may have modules that the teacher lacks, never the reverse. DDP and
+    `torch.compile` wrappers are seen through. Draws depend on (seed, number of updates, unit) alone: give every rank
+    the same seed and all hold the same teacher.
+    """
+
+    def __init__(
+        self,
+        *,
+        student: nn.Module,
+        teacher: nn.Module,
+        config: SmoothingConfig,
+        seed: int,
+        backend: Backend = "auto",
+    ) -> None:
+        pairs = pair(student, teacher, config.buffers)
+        self.config = config
+        self.seed = _check_seed(seed)
+        self.step = 0
+        """Number of updates so far: the next update's index."""
+        self.applied: Applied | None = None
+        """m and p of the last update."""
+        self._copied = pairs.copied
+        self._watches = [Watch("student", student), Watch("teacher", teacher)]
+        self._binding = _Binding([pairs.smoothed], backend)
+
+    @torch.no_grad()
+    def update(self, momentum: float | None = None, preserve_probability: float | None = None) -> None:
+        """Move the teacher one step: once after every optimizer step. Arguments override the config's m and p."""
+        rule = _rule(self.config, self.step, self.seed, momentum, preserve_probability)
+        for watch in self._watches:
+            watch.check()
+        self._binding.update([rule])
+        _copy_buffers(self._copied)
+        self.step += 1
+        self.applied = Applied(rule.momentum, rule.preserve_probability)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seed, number of updates and config: all that the next draw depends on. The teacher's weights are its own."""
+        return {"version": _STATE_VERSION, "seed": self.seed, "step": self.step, "config": asdict(self.config)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Carry on where `state` was taken; refuses the state of another config and says what differs."""
+        _check_state(state, asdict(self.config))
+        self.seed, self.step = _check_seed(state["seed"]), int(state["step"])
+
+
+def _check_state(state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    missing = {"version", "seed", "step", "config"} - set(state)
+    if missing or state["version"] != _STATE_VERSION:
+        raise StateError(
+            f"a smoother state has version {_STATE_VERSION}, seed, step and config, this one has "
+            f"{', '.join(sorted(map(str, state)))}: pass what Smoother.state_dict() returned"
+        )
+    saved = state["config"]
+    names = [*config, *(name for name in saved if name not in config)]
+    differences = [
+        f"{name} was {saved.get(name)!r} and is now {config.get(name)!r}"
+        for name in names
+        if saved.get(name) != config.get(name)
+    ]
+    if differences:
+        raise StateError(
+            f"a state can be loaded only under the config it was saved with, but {'; '.join(differences)}: "
+            f"build the Smoother with the saved config, or start without the state"
+        )
+
+
+class TeacherBank:
+    """Many teachers of one student, updated together so that each student weight is read once.
+
+        bank = TeacherBank(student=student, configs={"tma": temporal_moving_average(0.999), ...}, seed=0)
+        optimizer.step(); bank.update()
+        bank.teachers["tma"]
+
+    Each teacher is bit for bit the one that a `Smoother` of its own, with the same seed, would keep.
+    """
+
+    def __init__(
+        self, *, student: nn.Module, configs: Mapping[str, SmoothingConfig], seed: int, backend: Backend = "auto"
+    ) -> None:
+        if not configs:
+            raise ConfigError("a TeacherBank needs at least one config, got none: pass configs={'tma': ...}")
+        self.configs = dict(configs)
+        self.seed = _check_seed(seed)
+        self.step = 0
+        self.teachers = {name: make_teacher(student) for name in self.configs}
+        pairs = {name: pair(student, self.teachers[name], config.buffers) for name, config in self.configs.items()}
+        self._copied = [named for name in pairs for named in pairs[name].copied]
+        self._watches = [Watch("student", student), *(Watch("teacher", t) for t in self.teachers.values())]
+        # Teachers that smooth the same tensors (buffers may or may not be among them) share one pass.
+        groups: dict[bool, list[str]] = {}
+        for name, config in self.configs.items():
+            groups.setdefault(config.buffers == "smooth", []).append(name)
+        self._bindings = [
+            (names, _Binding([pairs[name].smoothed for name in names], backend)) for names in groups.values()
+        ]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move every teacher one step; call it once after every optimizer step."""
+        for watch in self._watches:
+            watch.check()
+        for names, binding in self._bindings:
+            binding.update([_rule(self.configs[name], self.step, self.seed, None, None) for name in names])
+        _copy_buffers(self._copied)
+        self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seed, number of updates, configs and the teachers' weights."""
+        return {
+            "version": _STATE_VERSION,
+            "seed": self.seed,
+            "step": self.step,
+            "config": {name: asdict(config) for name, config in self.configs.items()},
+            "teachers": {name: teacher.state_dict() for name, teacher in self.teachers.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Carry on where `state` was taken; refuses the state of other configs and says what differs."""
+        _check_state(state, {name: asdict(config) for name, config in self.configs.items()})
+        for name, teacher in self.teachers.items():
+            teacher.load_state_dict(state["teachers"][name])
+        self.seed, self.step = _check_seed(state["seed"]), int(state["step"])
