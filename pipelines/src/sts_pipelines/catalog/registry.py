@@ -1,0 +1,50 @@
+"""Names of pipelines. Nothing here, and nothing at the top of a catalog file, imports torch: `sts list` is instant."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from sts_pipelines.pipeline import Recipe
+
+R = TypeVar("R", bound="Recipe")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A named recipe with what a user wants to know before running it."""
+
+    name: str
+    """What the user types."""
+    paper: str
+    """The table or figure of the paper that it belongs to; a dash for none."""
+    hardware: str
+    """What it was written for."""
+    hours: str
+    """Hours on that hardware; a question mark where nobody measured them."""
+    verb: Literal["run", "sweep"]
+    """The verb that runs it."""
+    build: "Callable[[], Recipe]"
+    """Returns the complete typed config."""
+
+    @property
+    def description(self) -> str:
+        """The docstring: command, hardware, hours, expected result."""
+        return (self.build.__doc__ or "").strip()
+
+
+CATALOG: dict[str, Entry] = {}
+
+
+def named(
+    name: str, *, paper: str, hardware: str, hours: str, verb: Literal["run", "sweep"] = "run"
+) -> "Callable[[Callable[[], R]], Callable[[], R]]":
+    """Enter a function that returns a complete config into the catalog."""
+
+    def enter(build: "Callable[[], R]") -> "Callable[[], R]":
+        if name in CATALOG:
+            raise ValueError(f"catalog names are unique, got {name!r} twice: rename one")
+        CATALOG[name] = Entry(name=name, paper=paper, hardware=hardware, hours=hours, verb=verb, build=build)
+        return build
+
+    return enter

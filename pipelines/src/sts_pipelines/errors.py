@@ -1,0 +1,32 @@
+"""The exceptions of the pipelines; every one of them ends a command with one line and exit code 2.
+
+StsError (sts_core)
+├── UsageError      (ValueError)     a command that cannot be carried out as typed
+├── SchemaError     (ConfigError)    a config with one or several problems, all of them named
+└── TrialError      (RuntimeError)   a trial whose smoother applied another p or m than was sampled
+"""
+
+from collections.abc import Sequence
+
+from sts_core.errors import ConfigError, StsError
+
+
+class UsageError(StsError, ValueError):
+    """A command cannot be carried out as typed."""
+
+
+class SchemaError(ConfigError):
+    """A config has one or several problems; `problems` holds one sentence for each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(tuple(problems))
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return self.problems[0]
+        return f"{len(self.problems)} problems: " + "; ".join(self.problems)
+
+
+class TrialError(StsError, RuntimeError):
+    """A trial did not train with the values that the sweep sampled for it."""

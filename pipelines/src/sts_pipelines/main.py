@@ -1,0 +1,100 @@
+"""The `sts` command: nine verbs, one file each; a user's mistake ends in one line and exit code 2.
+
+Nothing here imports torch or ray: the handlers do, when they run, so that `sts list` and `--help` answer at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from sts_pipelines.verbs import VERBS, Verb
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that complains in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of `sts` and the parsers of its verbs by name."""
+    parser = _Parser(
+        prog="sts",
+        description="Teacher smoothing for student-teacher learning: every experiment of the paper by name.",
+        epilog="examples:\n  sts list\n  sts run quickstart\n  sts check byol-imagenet-200ep-sts",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    choices = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    by_name: dict[str, argparse.ArgumentParser] = {}
+    for verb in VERBS:
+        summary = (verb.module.__doc__ or "").splitlines()[0].partition(": ")[2]
+        by_name[verb.name] = choices.add_parser(
+            verb.name,
+            help=summary,
+            description=verb.module.__doc__,
+            epilog=f"examples:\n{verb.module.EXAMPLES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        verb.module.add_arguments(by_name[verb.name])
+    return parser, by_name
+
+
+def split_overrides(tokens: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """What the verb's own parser knows, and the rest: overrides of config fields with their values.
+
+    Done by hand because argparse would give the value of an unknown flag to a positional argument.
+    """
+    own: list[str] = []
+    overrides: list[str] = []
+    pending = list(tokens)
+    while pending:
+        token = pending.pop(0)
+        if not token.startswith("--") or token.partition("=")[0] in parser._option_string_actions:
+            own.append(token)
+            continue
+        overrides.append(token)
+        if "=" not in token and pending and not pending[0].startswith("--"):
+            overrides.append(pending.pop(0))
+    return own, overrides
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    parser, by_name = build_parser()
+    overrides: list[str] = []
+    verb = next((verb for verb in VERBS if tokens and verb.name == tokens[0]), None)
+    if verb is not None and verb.module.TAKES_OVERRIDES:
+        own, overrides = split_overrides(tokens[1:], by_name[verb.name])
+        tokens = [tokens[0], *own]
+    try:
+        arguments = parser.parse_args(tokens)
+    except SystemExit as finished:  # argparse leaves this way after --help and after an error
+        return int(finished.code or 0)
+    return _run(next(verb for verb in VERBS if verb.name == arguments.verb), arguments, overrides)
+
+
+def _run(verb: Verb, arguments: argparse.Namespace, overrides: list[str]) -> int:
+    try:
+        return int(verb.module.run(arguments, overrides))
+    except KeyboardInterrupt:
+        print("sts: stopped; the same command continues from the newest checkpoint", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if not _is_for_the_user(error):
+            raise
+        print(f"sts: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _is_for_the_user(error: Exception) -> bool:
+    """Whether the error is one that sts raises on purpose; its class is looked up only if its module was imported."""
+    errors = sys.modules.get("sts_core.errors")
+    return errors is not None and isinstance(error, errors.StsError)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

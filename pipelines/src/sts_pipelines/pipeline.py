@@ -1,0 +1,261 @@
+"""What a pipeline is, as values: how to train, where, how to evaluate, and what to compare or sweep."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sts_core import SmoothingConfig
+from sts_core.errors import ConfigError
+from sts_methods import TrainingConfig
+from sts_pipelines.schema import digest, to_dict
+
+Evaluation = Literal["linear", "knn", "classifier", "imagenet-c", "voc"]
+Network = Literal["teacher", "student"]
+
+# Settings that change neither the weights nor the data: a run is continued when only these differ.
+OPERATIONAL = (
+    "data.root",
+    "data.num_workers",
+    "log_every_steps",
+    "checkpoint_every_steps",
+    "checkpoint_every_minutes",
+    "keep_checkpoints",
+    "verify_ranks_every_steps",
+    "on_nonfinite",
+    "on_collapse",
+)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Where the workers run and how much they may fail."""
+
+    num_workers: int = 8
+    """Ray Train workers, one process each; 0 trains in this process without Ray."""
+    min_workers: int | None = None
+    """Elastic training: the run may shrink to so many workers; the global batch stays the same."""
+    use_gpu: bool = True
+    """One GPU per worker (NCCL); without it gloo on the CPU."""
+    cpus_per_worker: float = 1.0
+    """CPUs that Ray reserves for a worker; may be a fraction."""
+    max_failures: int = 3
+    """How often the worker group is restarted from the newest checkpoint before the run is given up; -1 is without end."""
+    storage_path: str = "runs"
+    """Where run folders are made: a path all workers see, or a URI that Ray can write to (s3://, gs://)."""
+    address: str | None = None
+    """Ray cluster to join (auto, or ray://host:port); without it a local one is started for this run."""
+    dashboard_port: int = 8265
+    """Port of the local cluster's dashboard on 127.0.0.1; the next free one is taken when it is in use."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.num_workers >= 0, f"num_workers must not be negative, got {self.num_workers}: 0 trains in process"
+        )
+        _require(self.cpus_per_worker > 0, f"cpus_per_worker must be positive, got {self.cpus_per_worker}: use 1")
+        _require(
+            self.max_failures >= -1, f"max_failures must be -1 or more, got {self.max_failures}: -1 never gives up"
+        )
+        if self.min_workers is not None:
+            fits = 1 <= self.min_workers <= self.num_workers
+            _require(
+                fits, f"min_workers must be from 1 to num_workers={self.num_workers}, got {self.min_workers}: lower it"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """What is measured after training; both networks are, and each number says which one it belongs to."""
+
+    after_training: tuple[Evaluation, ...] = ("linear", "knn")
+    """Evaluations that follow the training at once; `sts evaluate --only` runs any of them later."""
+    networks: tuple[Network, ...] = ("teacher", "student")
+    """Which networks are evaluated; the paper's rows are the teacher's."""
+    linear_epochs: int = 80
+    """Epochs of the linear classifier on frozen features."""
+    linear_lr: float = 0.2
+    """Its learning rate per 256 images."""
+    linear_batch_size: int = 256
+    """Its batch size."""
+    linear_schedule: Literal["cosine", "step"] = "cosine"
+    """Its schedule: cosine, or a tenth at 60 % and 80 % of the epochs."""
+    linear_batch_norm: bool = False
+    """A batch norm after the classifier (BYOL's probe in the paper's code)."""
+    linear_augment: bool = False
+    """Train it on random crops and flips instead of features computed once."""
+    knn_neighbours: int = 20
+    """k of the nearest-neighbour classifier."""
+    knn_temperature: float = 0.07
+    """Temperature of its vote."""
+    batch_size: int = 256
+    """Images per forward pass when features are computed."""
+    imagenet_c_root: str | None = None
+    """Folder of the released ImageNet-C images."""
+    voc_root: str | None = None
+    """Folder that holds VOCdevkit."""
+
+    def __post_init__(self) -> None:
+        for name in ("linear_epochs", "linear_batch_size", "knn_neighbours", "batch_size"):
+            value = getattr(self, name)
+            _require(value >= 1, f"{name} must be at least 1, got {value}: raise it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Where metrics go besides metrics.jsonl in the run folder."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files into the run folder."""
+    wandb_project: str | None = None
+    """Weights & Biases project; needs the package wandb."""
+    mlflow_uri: str | None = None
+    """MLflow tracking URI; needs the package mlflow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """One training with its evaluation: everything that `sts run` needs to know."""
+
+    name: str
+    """The name in the catalog, or one of your own; run folders begin with it."""
+    training: TrainingConfig = field(metadata={"flatten": True})
+    """Method, smoothing, data, optimizer and all numbers of the training."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    """Workers, storage and fault tolerance."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """What is measured after training."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    """TensorBoard, W&B, MLflow."""
+
+    def __post_init__(self) -> None:
+        clean = self.name and all(letter.isalnum() or letter in "-_." for letter in self.name)
+        _require(bool(clean), f"name must be letters, digits, '-', '_' and '.', got {self.name!r}: it names a folder")
+        workers = max(1, self.cluster.num_workers)
+        share = workers * self.training.accumulation
+        _require(
+            self.training.global_batch_size % share == 0,
+            f"global_batch_size must be divisible by workers x accumulation = {workers} x {self.training.accumulation}, "
+            f"got {self.training.global_batch_size}: change one of them",
+        )
+
+    @property
+    def run_name(self) -> str:
+        """The name with a digest of all that decides the weights: a changed config never continues an old run."""
+        return f"{self.name}-{digest(to_dict(self.training), ignore=OPERATIONAL)}"
+
+    @property
+    def folder(self) -> Path:
+        """The run folder when the storage is a path."""
+        return Path(self.cluster.storage_path).expanduser().absolute() / self.run_name
+
+    def with_smoothing(self, name: str, variant: "Variant") -> "PipelineConfig":
+        """The same pipeline with another teacher."""
+        training = dataclasses.replace(
+            self.training, smoothing=variant.smoothing, momentum_schedule=variant.momentum_schedule
+        )
+        return dataclasses.replace(self, name=name, training=training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A teacher among those that are compared."""
+
+    smoothing: SmoothingConfig
+    """How it follows the student."""
+    momentum_schedule: Literal["constant", "cosine"] = "constant"
+    """Whether m stays or rises to 1 along a cosine; SE needs constant, or its m = 0 would rise too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonConfig:
+    """Several teachers under otherwise equal conditions, trained one after the other by one group of workers."""
+
+    pipeline: PipelineConfig = field(metadata={"flatten": True})
+    """What all of them share."""
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    """The teachers by name."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.variants), "variants must not be empty: name at least one teacher to train")
+
+    @property
+    def pipelines(self) -> dict[str, PipelineConfig]:
+        """One complete pipeline for each variant."""
+        base = self.pipeline
+        return {name: base.with_smoothing(f"{base.name}-{name}", variant) for name, variant in self.variants.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridConfig:
+    """Which teachers a sweep visits, and how."""
+
+    momenta: tuple[float, ...] = (0.0, 0.9, 0.99, 0.999)
+    """Values of m: the paper's grid."""
+    preserve_probabilities: tuple[float, ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999)
+    """Values of p: the figure's .1 to .9, and 0, .99 and .999, which its text speaks of."""
+    granularities: tuple[Literal["layer", "module", "channel", "neuron"], ...] = ("layer",)
+    """Values of the granularity."""
+    cells: tuple[tuple[float, float], ...] = ()
+    """Pairs (m, p) to visit instead of the product of momenta and preserve_probabilities."""
+    search: Literal["grid", "asha"] = "grid"
+    """Every cell to the end, or many samples of which ASHA stops the worse half early."""
+    num_samples: int = 32
+    """Samples of a search; a grid has as many trials as cells."""
+    coordinates: Literal["m-p", "m_eff-p"] = "m-p"
+    """A search draws (m, p), or p and m_eff = 1 − (1 − p)(1 − m) and solves for m."""
+    with_control: bool = False
+    """Train for every cell with p > 0 also its control TMA(m_eff)."""
+    metric: str = "knn/teacher/top1"
+    """What ranks the trials: the loss of self-supervised training does not."""
+    max_concurrent: int | None = None
+    """Trials at a time; without it as many as the cluster has room for."""
+    one_student: bool = False
+    """Train one student with a bank of all teachers: only right where the teacher does not influence training."""
+
+    def __post_init__(self) -> None:
+        _require(self.num_samples >= 1, f"num_samples must be at least 1, got {self.num_samples}: raise it")
+        for name in ("momenta", "preserve_probabilities"):
+            for value in getattr(self, name):
+                _require(0 <= value <= 1, f"{name} must be in [0, 1], got {value}: they are fractions")
+        if self.one_student and self.search != "grid":
+            raise ConfigError("one_student needs search: grid, got asha: the bank holds every cell from the start")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """A grid or a search over (m, p, granularity); every trial is a Ray Train run of the same pipeline."""
+
+    pipeline: PipelineConfig = field(metadata={"flatten": True})
+    """What all trials share."""
+    sweep: GridConfig = field(default_factory=GridConfig)
+    """Which teachers are visited."""
+
+    def __post_init__(self) -> None:
+        if self.sweep.one_student:
+            labels = getattr(self.pipeline.training.method, "pseudo_labels", None)
+            _require(
+                labels == "student",
+                f"sweep.one_student needs method.pseudo_labels: student, got {labels}: "
+                "with any other setting the teacher changes what the student learns",
+            )
+
+
+Recipe = PipelineConfig | ComparisonConfig | SweepConfig
+
+
+def base_of(recipe: Recipe) -> PipelineConfig:
+    """The pipeline that a comparison or a sweep varies, or the pipeline itself."""
+    return recipe if isinstance(recipe, PipelineConfig) else recipe.pipeline
+
+
+def plain_of(recipe: Any) -> dict[str, Any]:
+    """The plain form of a recipe with its kind, as files hold it."""
+    from sts_pipelines.schema import kind_of
+
+    return {"kind": kind_of(type(recipe))} | to_dict(recipe)

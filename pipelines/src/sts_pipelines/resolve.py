@@ -1,0 +1,54 @@
+"""From what a user typed (a name or a YAML file, and overrides) to a complete, checked recipe."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sts_pipelines.catalog import CATALOG
+from sts_pipelines.errors import SchemaError, UsageError
+from sts_pipelines.flags import apply_flags
+from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig, Recipe, SweepConfig
+from sts_pipelines.schema import from_dict, kind_of, to_dict
+from sts_pipelines.yaml_text import read_yaml
+
+KINDS: dict[str, type] = {kind_of(cls): cls for cls in (PipelineConfig, ComparisonConfig, SweepConfig)}
+
+
+def resolve(target: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe called `target` with `overrides` applied."""
+    cls, plain = _load(target)
+    recipe: Recipe = from_dict(cls, apply_flags(plain, overrides))
+    return recipe
+
+
+def read_recipe(plain: Mapping[str, Any]) -> Recipe:
+    """The recipe of a plain config that says its kind (a pipeline if it does not)."""
+    kind = str(plain.get("kind", "pipeline"))
+    if kind not in KINDS:
+        raise SchemaError([f"kind must be one of {', '.join(KINDS)}, got {kind!r}: choose one of these"])
+    recipe: Recipe = from_dict(KINDS[kind], {key: value for key, value in plain.items() if key != "kind"})
+    return recipe
+
+
+def _load(target: str) -> tuple[type, dict[str, Any]]:
+    if target in CATALOG:
+        recipe = CATALOG[target].build()
+        return type(recipe), to_dict(recipe)
+    if target.endswith((".yaml", ".yml")) or Path(target).is_file():
+        return _load_file(Path(target))
+    near = difflib.get_close_matches(target, list(CATALOG), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "sts list prints all names"
+    raise UsageError(f"no pipeline is called {target!r}: {hint}")
+
+
+def _load_file(path: Path) -> tuple[type, dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as text: {error}") from error
+    plain = read_yaml(text, source=str(path))
+    kind = plain.pop("kind", "pipeline")
+    if kind not in KINDS:
+        raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r} in {path}: correct it")
+    return KINDS[kind], plain

@@ -1,0 +1,33 @@
+"""sts show: the complete config of a pipeline as YAML, with overrides applied.
+
+What it prints can be saved, edited and given back: `sts run mine.yaml`. With --flags it lists every override instead.
+"""
+
+import argparse
+
+EXAMPLES = """  sts show byol-imagenet-200ep-sts
+  sts show quickstart --smoothing.momentum 0.9 > mine.yaml
+  sts show fixmatch-cifar10-40-sts --flags"""
+TAKES_OVERRIDES = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pipeline", help="a name of `sts list` or a YAML file")
+    parser.add_argument("--flags", action="store_true", help="list every override with its value and meaning")
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from sts_pipelines.flags import describe_flags
+    from sts_pipelines.resolve import resolve
+    from sts_pipelines.schema import to_dict
+    from sts_pipelines.yaml_text import write_yaml
+
+    recipe = resolve(arguments.pipeline, overrides)
+    plain = to_dict(recipe)
+    if arguments.flags:
+        print(describe_flags(type(recipe), plain))
+    else:
+        from sts_pipelines.schema import kind_of
+
+        print(write_yaml({"kind": kind_of(type(recipe))} | plain), end="")
+    return 0
