@@ -1,18 +1,49 @@
 """Where a training loop runs: the narrow border between the loop and whatever launched it."""
 
+import json
+import os
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TextIO
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sts_methods.checkpoint import CheckpointStore
+from sts_methods.metrics import MetricsLog
+from sts_methods.progress import ProgressDisplay
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a run is about to do, told to its runtime before the first step."""
+
+    config: Mapping[str, Any]
+    """The resolved config as JSON values."""
+    first_step: int
+    """The step it starts at: 0, or that of the restored checkpoint."""
+    total_steps: int
+    steps_per_epoch: int
+    global_batch_size: int
+    keep_checkpoints: int
+    """How many checkpoints to keep."""
 
 
 class Runtime(Protocol):
-    """What `fit` asks of its surroundings; `report` and `restore` are called equally often on every rank."""
+    """What `fit` asks of its surroundings.
+
+    In this order: `restore`, `wrap`, `start`, any number of `report`s, `close`; each is called equally often on every
+    rank. `close` is called whether the run ends well or not.
+    """
 
     rank: int
     world_size: int
     device: torch.device
+    folder: Path
+    """The run folder, to which rank 0 writes the final backbones and the indices of offending batches."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module ready for gradients on all ranks: DDP, or the module itself."""
@@ -22,6 +53,98 @@ class Runtime(Protocol):
         """The newest intact checkpoint of this run, or None at the start."""
         ...
 
-    def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
-        """Log metrics and, when `save` is given, keep the checkpoint that it returns (called on rank 0 only)."""
+    def start(self, plan: RunPlan) -> None:
+        """The run is built (and restored) and is about to take its first step."""
         ...
+
+    def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
+        """Log metrics and, when `save` is given, keep the checkpoint that it returns (called on rank 0 only).
+
+        `metrics` has "step", the number of optimizer steps done. What `save` returns refers to live tensors: copy it
+        (`checkpoint.snapshot`) or write it before returning.
+        """
+        ...
+
+    def close(self) -> None:
+        """Finish pending writes; no report follows."""
+        ...
+
+
+def distribute(module: nn.Module) -> nn.Module:
+    """`module` in DDP when there are several ranks. Buffers are not broadcast: methods keep them equal themselves."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return module
+    options: dict[str, Any] = {"broadcast_buffers": False}
+    if "forward_sync_buffers" in DistributedDataParallel.__init__.__code__.co_varnames:
+        options = {"forward_sync_buffers": False}  # the new name; torch 2.15 warns about the old one
+    return DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
+
+
+class LocalRuntime:
+    """Runs `fit` in this process, with everything in one folder; under torchrun, in every process of the group.
+
+        config.json                 the resolved config
+        metrics.jsonl               one JSON object a line
+        checkpoints/step-00000123/  the last few
+        teacher.safetensors, student.safetensors (+ .json) at the end
+
+    Calling `fit` again with the same folder carries on from the newest intact checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        device: torch.device | str | None = None,
+        progress: bool = True,
+        stream: TextIO | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self.device = torch.device(device) if device is not None else default_device()
+        self.log = MetricsLog(self.folder / "metrics.jsonl")
+        self.checkpoints = CheckpointStore(self.folder / "checkpoints")
+        self._show_progress, self._stream = progress, stream
+        self._display: ProgressDisplay | None = None
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        return distribute(module)
+
+    def restore(self) -> dict[str, Any] | None:
+        return self.checkpoints.latest()
+
+    def start(self, plan: RunPlan) -> None:
+        if self.rank != 0:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.folder / ".config.json.partial"
+        partial.write_text(json.dumps(plan.config, indent=1) + "\n")
+        os.replace(partial, self.folder / "config.json")
+        self.log.truncate(after_step=plan.first_step)
+        self.checkpoints.keep = plan.keep_checkpoints
+        if self._show_progress:
+            self._display = ProgressDisplay(
+                total_steps=plan.total_steps, global_batch_size=plan.global_batch_size, stream=self._stream
+            )
+
+    def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
+        if self.rank != 0:
+            return
+        self.log.append(metrics)
+        if save is not None:
+            self.checkpoints.save(int(metrics["step"]), save())
+        if self._display is not None:
+            self._display.show(metrics)
+
+    def close(self) -> None:
+        if self._display is not None:
+            self._display.close()
+        self.checkpoints.close()
+
+
+def default_device() -> torch.device:
+    """This process's GPU, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu")

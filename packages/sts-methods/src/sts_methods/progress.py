@@ -1,0 +1,66 @@
+"""The progress display: one line that is rewritten on a terminal, plain lines now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TextIO
+
+HEALTH = {"feature_std": "std", "effective_rank": "rank", "teacher_distance": "distance", "accuracy": "accuracy"}
+"""Metrics of a step that tell whether the training is well, and what the display calls them."""
+
+
+def format_seconds(seconds: float) -> str:
+    """1:02:03, or 2:03 below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def progress_line(metrics: Mapping[str, float], *, total_steps: int, global_batch_size: int) -> str:
+    """`step 120/500 (24%)  1,830 images/s  0:27 left  loss 2.310  std 0.041  rank 12.3`."""
+    step = int(metrics["step"])
+    parts = [f"step {step:,}/{total_steps:,} ({100 * step // max(total_steps, 1)}%)"]
+    rate = metrics.get("images_per_second", 0.0)
+    if rate > 0.0:
+        left = (total_steps - step) * global_batch_size / rate
+        parts += [f"{rate:,.0f} images/s", f"{format_seconds(left)} left"]
+    if "loss" in metrics:
+        parts.append(f"loss {metrics['loss']:.4g}")
+    parts += [f"{label} {metrics[name]:.3g}" for name, label in HEALTH.items() if name in metrics]
+    return "  ".join(parts)
+
+
+class ProgressDisplay:
+    """Shows metrics on `stream` (stderr): rewritten in place on a terminal, else a line every `every_seconds`."""
+
+    def __init__(
+        self, *, total_steps: int, global_batch_size: int, stream: TextIO | None = None, every_seconds: float = 10.0
+    ) -> None:
+        self.total_steps = total_steps
+        self.global_batch_size = global_batch_size
+        self.stream = stream if stream is not None else sys.stderr
+        self.every_seconds = every_seconds
+        self._interactive = self.stream.isatty()
+        self._shown_at = -float("inf")
+        self._width = 0
+
+    def show(self, metrics: Mapping[str, float]) -> None:
+        last = int(metrics["step"]) >= self.total_steps
+        now = time.monotonic()
+        if not self._interactive and not last and now - self._shown_at < self.every_seconds:
+            return
+        self._shown_at = now
+        line = progress_line(metrics, total_steps=self.total_steps, global_batch_size=self.global_batch_size)
+        if self._interactive:
+            self.stream.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        else:
+            self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """Leave the last line standing."""
+        if self._interactive and self._width:
+            self.stream.write("\n")
+            self.stream.flush()
+            self._width = 0
