@@ -1,0 +1,120 @@
+"""Colour jitter, grayscale and solarisation of a batch on any device, with Pillow's arithmetic.
+
+Images are float tensors [N, 3, H, W] that hold whole numbers 0..255: like Pillow, every step cuts its result to a whole
+number, so that chains of steps do not drift from the references.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sts_methods.draws import FloatArray, IntArray
+
+BoolArray = npt.NDArray[np.bool_]
+
+# Row k is the k-th order in which (0 brightness, 1 contrast, 2 saturation, 3 hue) can follow one another.
+ORDERS = np.array(list(permutations(range(4))), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class JitterDraws:
+    """What one view's colour jitter does to each image, all [N]."""
+
+    applied: BoolArray
+    order: IntArray
+    """Row of ORDERS."""
+    factors: FloatArray
+    """[N, 4]: factors of brightness, contrast and saturation, and the hue shift."""
+
+
+def luma(x: Tensor) -> Tensor:
+    """L = round(.299 R + .587 G + .114 B), Pillow's integer coefficients over 65536, as [N, 1, H, W]."""
+    red, green, blue = x.unbind(dim=1)
+    gray = (red * (19595 / 65536)).add_(green, alpha=38470 / 65536).add_(blue, alpha=7471 / 65536)
+    return gray.add_(0.5).floor_().unsqueeze(1)
+
+
+def brightness(x: Tensor, factor: Tensor) -> Tensor:
+    """x·f."""
+    return (x * factor).clamp_(0, 255).floor_()
+
+
+def contrast(x: Tensor, factor: Tensor) -> Tensor:
+    """μ + f·(x − μ) with μ the rounded mean luma of the image."""
+    mean = luma(x).mean(dim=(2, 3), keepdim=True).add_(0.5).floor_()
+    return torch.addcmul(mean * (1 - factor), x, factor).clamp_(0, 255).floor_()
+
+
+def saturation(x: Tensor, factor: Tensor) -> Tensor:
+    """L + f·(x − L)."""
+    return torch.addcmul(luma(x) * (1 - factor), x, factor).clamp_(0, 255).floor_()
+
+
+def hue(x: Tensor, shift: Tensor) -> Tensor:
+    """Turn the colour circle by `shift` (1 is a full turn) at the same value and saturation.
+
+    With v = max, d = max − min and hue h in sixths, channel n = 5, 3, 1 becomes v − d·clip(min(k, 4 − k), 0, 1) where
+    k = (n + h) mod 6. Hue is cut to 256 steps before the turn, as Pillow's HSV mode does.
+    """
+    red, green, blue = x.unbind(dim=1)
+    value, low = x.amax(dim=1), x.amin(dim=1)
+    chroma = value - low
+    safe = chroma.clamp(min=1.0)
+    sixths = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, 2.0 + (blue - red) / safe, 4.0 + (red - green) / safe),
+    )
+    steps = (sixths * (255 / 6)).remainder_(255.0).floor_()
+    turned = (steps + shift[:, :, 0] * 255.0).remainder_(256.0).mul_(6 / 255)
+    offsets = torch.tensor([5.0, 3.0, 1.0], device=x.device)[None, :, None, None]
+    k = (turned[:, None] + offsets).remainder_(6.0)
+    drop = torch.minimum(k, 4.0 - k).clamp_(0, 1)
+    return (value[:, None] - chroma[:, None] * drop).add_(0.5).floor_()
+
+
+STEPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (brightness, contrast, saturation, hue)
+
+
+def jitter_(x: Tensor, draws: JitterDraws) -> Tensor:
+    """Apply the four colour steps in each image's own order, in place, to the images that have the jitter.
+
+    In each of the four places the images are grouped by the step that they take there; the groups are known on the
+    host, so that nothing waits for the device.
+    """
+    factors = torch.from_numpy(draws.factors).to(x.device, torch.float32)
+    order = ORDERS[draws.order]
+    for place in range(4):
+        for step, function in enumerate(STEPS):
+            rows = np.flatnonzero(draws.applied & (order[:, place] == step))
+            if len(rows):
+                chosen = torch.from_numpy(rows).to(x.device)
+                x[chosen] = function(x[chosen], factors[chosen, step, None, None, None])
+    return x
+
+
+def rows_of(mask: BoolArray, device: torch.device) -> Tensor:
+    """The rows where `mask` holds, as an index on the device."""
+    return torch.from_numpy(np.flatnonzero(mask)).to(device)
+
+
+def grayscale_(x: Tensor, mask: BoolArray) -> Tensor:
+    """Replace the chosen images by their luma, in place."""
+    if mask.any():
+        rows = rows_of(mask, x.device)
+        x[rows] = luma(x[rows]).expand(-1, 3, -1, -1)
+    return x
+
+
+def solarise_(x: Tensor, mask: BoolArray) -> Tensor:
+    """Invert the values from 128 up in the chosen images, in place."""
+    if mask.any():
+        rows = rows_of(mask, x.device)
+        chosen = x[rows]
+        x[rows] = torch.where(chosen >= 128, 255 - chosen, chosen)
+    return x

@@ -1,0 +1,167 @@
+"""Where images come from: arrays held in memory (digits, CIFAR, npz files) or files read one by one (folders)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sts_core.errors import ConfigError
+from sts_methods.draws import TEST_SPLIT_STREAM, IntArray, permutation
+
+DatasetName = Literal["digits", "cifar10", "cifar100", "imagefolder", "images", "arrays"]
+Split = Literal["train", "test"]
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+
+# Mean and standard deviation of the channels, of values in [0, 1].
+IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # MoCo v2, main_moco.py
+STATISTICS = {
+    "digits": ((0.3053,) * 3, (0.3761,) * 3),  # measured on the training split at 8x8
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),  # kekmodel, dataset/cifar.py
+    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),  # kekmodel, dataset/cifar.py
+}
+
+
+@dataclass(frozen=True)
+class ImageArrays:
+    """Images in memory."""
+
+    images: Tensor
+    """uint8 [N, 3, H, W]."""
+    labels: IntArray | None
+    """Class of each image, or None."""
+    classes: tuple[str, ...] | None
+    """Names of the classes, or None."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def resized(self, size: int) -> "ImageArrays":
+        """The same images at `size` x `size`."""
+        if self.images.shape[-2:] == (size, size):
+            return self
+        images = F.interpolate(self.images, (size, size), mode="bicubic", antialias=True)
+        return ImageArrays(images, self.labels, self.classes)
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Images on disk."""
+
+    paths: tuple[str, ...]
+    """Sorted, so that an index means the same image on every machine."""
+    labels: IntArray | None
+    """Class of each image, or None."""
+    classes: tuple[str, ...] | None
+    """Names of the classes, or None."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+Source = ImageArrays | ImageFiles
+
+
+def open_source(dataset: DatasetName, root: str | None, split: Split, *, image_size: int) -> Source:
+    """The images of one split of a dataset."""
+    if dataset == "digits":
+        return digits(split).resized(image_size)
+    if dataset not in get_args(DatasetName):
+        raise ConfigError(
+            f"dataset must be one of {', '.join(get_args(DatasetName))}, got {dataset!r}: choose one of these"
+        )
+    if root is None:
+        raise ConfigError(f"dataset {dataset!r} needs to know where its files are, got root=None: set root")
+    if dataset in ("cifar10", "cifar100"):
+        return cifar(dataset, root, split)
+    if dataset == "arrays":
+        return arrays(Path(root), split)
+    if dataset == "imagefolder":
+        return image_folder(Path(root), split)
+    return unlabelled_images(Path(root), split)
+
+
+def digits(split: Split) -> ImageArrays:
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels as RGB; a fixed fifth is the test set."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    order = permutation(len(bunch.target), seed=0, stream=TEST_SPLIT_STREAM)
+    num_test = len(order) // 5
+    chosen = np.sort(order[:num_test] if split == "test" else order[num_test:])
+    gray = np.rint(bunch.images[chosen] * (255 / 16)).astype(np.uint8)
+    images = torch.from_numpy(gray)[:, None].repeat(1, 3, 1, 1)
+    return ImageArrays(images, bunch.target[chosen].astype(np.int64), tuple(str(name) for name in bunch.target_names))
+
+
+def cifar(dataset: DatasetName, root: str, split: Split) -> ImageArrays:
+    """CIFAR-10 or CIFAR-100 as torchvision reads them, downloaded on first use."""
+    from torchvision.datasets import CIFAR10, CIFAR100
+
+    reader = CIFAR10 if dataset == "cifar10" else CIFAR100
+    data = reader(root, train=split == "train", download=not (Path(root) / reader.base_folder).exists())
+    images = torch.from_numpy(np.ascontiguousarray(data.data.transpose(0, 3, 1, 2)))
+    return ImageArrays(images, np.asarray(data.targets, dtype=np.int64), tuple(data.classes))
+
+
+def arrays(path: Path, split: Split) -> ImageArrays:
+    """An npz file with x_train, y_train, x_test, y_test; images are uint8 [N, H, W], [N, H, W, 1] or [N, H, W, 3]."""
+    if not path.is_file():
+        raise ConfigError(f"dataset 'arrays' reads one npz file, got root={str(path)!r}, which is none: check the path")
+    with np.load(path, allow_pickle=False) as file:
+        if f"x_{split}" not in file:
+            raise ConfigError(f"{path} must hold the array x_{split}, it holds {', '.join(file.files)}: add the array")
+        images = _as_rgb(file[f"x_{split}"], path)
+        labels = file[f"y_{split}"].astype(np.int64).reshape(-1) if f"y_{split}" in file else None
+        names = tuple(str(n) for n in file["classes"]) if "classes" in file else None
+    if labels is not None and len(labels) != len(images):
+        raise ConfigError(f"{path} must have one label per image, got {len(labels)} for {len(images)}: fix y_{split}")
+    if names is None and labels is not None:
+        names = tuple(str(k) for k in range(int(labels.max()) + 1))
+    return ImageArrays(images, labels, names)
+
+
+def _as_rgb(images: np.ndarray[Any, Any], path: Path) -> Tensor:
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
+        raise ConfigError(
+            f"{path} must hold uint8 images [N, H, W, 3], got {images.dtype} {list(images.shape)}: convert them"
+        )
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).expand(-1, 3, -1, -1).contiguous()
+
+
+def image_folder(root: Path, split: Split) -> ImageFiles:
+    """One folder per class under root/train and root/val (or root/test)."""
+    base = (
+        root / "train"
+        if split == "train"
+        else next((f for f in (root / "val", root / "test") if f.is_dir()), root / "val")
+    )
+    if not base.is_dir():
+        raise ConfigError(f"dataset 'imagefolder' needs the folder {base}, which does not exist: check root")
+    classes = tuple(sorted(folder.name for folder in base.iterdir() if folder.is_dir()))
+    found = [(str(path), label) for label, name in enumerate(classes) for path in _images_below(base / name)]
+    if not found:
+        raise ConfigError(f"dataset 'imagefolder' needs one folder of images per class, got none in {base}: check root")
+    return ImageFiles(tuple(p for p, _ in found), np.array([k for _, k in found], dtype=np.int64), classes)
+
+
+def unlabelled_images(root: Path, split: Split) -> ImageFiles:
+    """All images below a folder, at any depth, without labels."""
+    if split != "train":
+        raise ConfigError(
+            "dataset 'images' has no labels to evaluate on: use imagefolder, or evaluate on another dataset"
+        )
+    paths = _images_below(root)
+    if not paths:
+        raise ConfigError(f"dataset 'images' needs a folder with images, got none below {root}: check root")
+    return ImageFiles(tuple(str(path) for path in paths), None, None)
+
+
+def _images_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)

@@ -1,0 +1,144 @@
+"""What the views of each recipe are, as values. How they are computed: `augment` (batched) and `host` (per image).
+
+A recipe is a tuple of views. `two_views` serves MoCo v2 and BYOL, `weak_and_strong` FixMatch, `two_weak_views` Mean
+Teacher and `multi_crop` DINO. The order of operations is crop, flip, colour jitter, grayscale, blur, solarise, erase;
+the references place the flip last and BYOL the blur before the grayscale, which gives the same images: a flip commutes
+with everything here, and grayscale with a blur (both are linear, up to rounding).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sts_core.errors import ConfigError
+
+Interpolation = Literal["bilinear", "bicubic"]
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CropView:
+    """A random resized crop with colour changes: of MoCo v2, BYOL and DINO. Defaults: MoCo v2, main_moco.py."""
+
+    size: int
+    """Side of the view in pixels."""
+    crop_scale: Range = (0.2, 1.0)
+    """Share of the image's area that the crop covers."""
+    crop_ratio: Range = (3 / 4, 4 / 3)
+    """Width over height of the crop."""
+    interpolation: Interpolation = "bilinear"
+    """Filter of the (antialiased) resize."""
+    flip: float = 0.5
+    """Probability of a horizontal flip."""
+    jitter: float = 0.8
+    """Probability of the colour jitter; its four steps come in random order."""
+    brightness: float = 0.4
+    """Brightness factor is uniform in 1 ± this."""
+    contrast: float = 0.4
+    """Contrast factor is uniform in 1 ± this."""
+    saturation: float = 0.4
+    """Saturation factor is uniform in 1 ± this."""
+    hue: float = 0.1
+    """Hue shift is uniform in ± this, as a share of the colour circle."""
+    grayscale: float = 0.2
+    """Probability of dropping the colour."""
+    blur: float = 0.5
+    """Probability of a Gaussian blur."""
+    blur_sigma: Range = (0.1, 2.0)
+    """Its standard deviation in pixels."""
+    solarise: float = 0.0
+    """Probability of inverting the values from 128 up."""
+    rotation: float = 0.0
+    """Angle is uniform in ± this many degrees."""
+    erase: float = 0.0
+    """Probability of a gray square of a quarter of the side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeakView:
+    """A flip and a small shift: FixMatch's weak view (kekmodel, dataset/cifar.py)."""
+
+    size: int
+    """Side of the view in pixels."""
+    flip: float = 0.5
+    """Probability of a horizontal flip."""
+    padding: float = 0.125
+    """Largest shift as a share of the side; the border is reflected. 4 of 32 pixels in the reference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrongView(WeakView):
+    """The weak view, then RandAugment and Cutout: FixMatch's strong view (kekmodel, dataset/randaugment.py)."""
+
+    num_ops: int = 2
+    """Operations drawn from the pool of 14, with replacement."""
+    op_probability: float = 0.5
+    """Probability that a drawn operation is applied."""
+    cutout: float = 0.5
+    """Side of the gray square as a share of the view's: 16 of 32 pixels in the reference."""
+
+
+View = CropView | WeakView | StrongView
+Views = tuple[View, ...]
+
+
+def two_views(*, recipe: Literal["moco", "byol"] = "moco", image_size: int = 224) -> tuple[CropView, CropView]:
+    """The two views of MoCo v2 (equal) or BYOL (the second is blurred rarely and solarised sometimes)."""
+    if recipe == "moco":
+        view = CropView(size=image_size)
+        return view, view
+    if recipe != "byol":
+        raise ConfigError(f"two_views knows the recipes moco and byol, got {recipe!r}: choose one of these")
+    # BYOL, appendix B and deepmind-research byol/utils/augmentations.py.
+    shared = {"crop_scale": (0.08, 1.0), "saturation": 0.2}
+    one = CropView(size=image_size, blur=1.0, **shared)  # type: ignore[arg-type]
+    two = CropView(size=image_size, blur=0.1, solarise=0.2, **shared)  # type: ignore[arg-type]
+    return one, two
+
+
+def weak_and_strong(*, image_size: int = 32) -> tuple[WeakView, StrongView]:
+    """FixMatch's weak and strong view."""
+    return WeakView(size=image_size), StrongView(size=image_size)
+
+
+def two_weak_views(*, image_size: int = 32) -> tuple[WeakView, WeakView]:
+    """Mean Teacher: student and teacher each see a weak view of their own."""
+    view = WeakView(size=image_size)
+    return view, view
+
+
+def multi_crop(
+    *, image_size: int = 224, num_local: int = 8, global_scale: Range = (0.4, 1.0), local_scale: Range = (0.05, 0.4)
+) -> tuple[CropView, ...]:
+    """DINO: two global crops and `num_local` small ones of 96/224 of the side (facebookresearch/dino, main_dino.py)."""
+    shared = {"saturation": 0.2, "interpolation": "bicubic"}
+    one = CropView(size=image_size, crop_scale=global_scale, blur=1.0, **shared)  # type: ignore[arg-type]
+    two = CropView(size=image_size, crop_scale=global_scale, blur=0.1, solarise=0.2, **shared)  # type: ignore[arg-type]
+    local = CropView(size=local_size(image_size), crop_scale=local_scale, **shared)  # type: ignore[arg-type]
+    return (one, two, *[local] * num_local)
+
+
+def local_size(image_size: int) -> int:
+    """Side of DINO's local crops: 96 of 224, rounded to a multiple of 8 (16 of 32)."""
+    return max(8, round(image_size * 96 / 224 / 8) * 8)
+
+
+def digit_views(recipe: str, *, image_size: int, num_local: int = 8) -> Views:
+    """Views for the digits: no flips (a mirrored 2 is no 2), no colour (there is none), small turns and shifts instead.
+
+    A crop below half of a digit's area often leaves nothing of it to recognise, so crops are larger than on photos.
+    """
+    crop = CropView(
+        size=image_size, crop_scale=(0.5, 1.0), flip=0.0, saturation=0.0, hue=0.0, grayscale=0.0, rotation=15.0,
+        blur_sigma=(0.1, image_size / 32), erase=0.5,
+    )  # fmt: skip
+    weak = WeakView(size=image_size, flip=0.0)
+    if recipe == "fixmatch":
+        return weak, StrongView(size=image_size, flip=0.0, cutout=0.25)
+    if recipe == "mean_teacher":
+        return weak, weak
+    if recipe == "dino":
+        from dataclasses import replace
+
+        local = replace(crop, size=local_size(image_size), crop_scale=(0.2, 0.5))
+        return (crop, crop, *[local] * num_local)
+    return crop, crop
