@@ -1,0 +1,182 @@
+"""Corruption benchmarks made from clean images, with a cache that is never half-written."""
+
+import io
+import json
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from sts_core.errors import ConfigError, StateError
+from sts_eval.corruption_data import (
+    ArrayCell,
+    CellImages,
+    ImageArray,
+    center_crop,
+    class_folders,
+    digest_of,
+    image_tree,
+    read_image,
+)
+from sts_eval.corruption_functions import SMALLEST_SIDE, corrupt_image, corruption_key, library_version
+from sts_eval.corruption_tables import ALL_CORRUPTIONS, SEVERITIES, check_corruptions, check_severities
+
+RELEASED_QUALITY = 85  # make_imagenet_c.py saves its results as JPEG of quality 85
+RESIZE_RATIO = 256 / 224  # make_imagenet_c.py: Resize(256), CenterCrop(224), then the corruption
+
+
+class CleanFolder:
+    """Clean images as root/class/image, resized and cropped as ImageNet-C's were before they were corrupted."""
+
+    def __init__(self, root: str | Path, *, image_size: int = 224, classes: Sequence[str] | None = None) -> None:
+        self.root, self.image_size = Path(root), image_size
+        _check_side(image_size)
+        self.classes = class_folders(self.root, classes)
+        self.samples = image_tree(self.root, self.classes)
+        self.names = tuple(f"{path.parent.name}/{path.stem}" for path, _ in self.samples)
+        self.labels = np.array([label for _, label in self.samples], dtype=np.int64)
+        self.num_classes = len(self.classes)
+
+    def image(self, index: int) -> ImageArray:
+        path = self.samples[index][0]
+        image = read_image(path)
+        scale = round(self.image_size * RESIZE_RATIO) / min(image.size)
+        size = (max(self.image_size, round(image.width * scale)), max(self.image_size, round(image.height * scale)))
+        return center_crop(image.resize(size, Image.Resampling.BILINEAR), self.image_size, path)
+
+
+class CleanArrays:
+    """Clean images as one uint8 array [N, H, W, 3], e.g. the test set of CIFAR-10; used at the size they have."""
+
+    def __init__(self, images: ImageArray, labels: npt.ArrayLike, *, num_classes: int | None = None) -> None:
+        self.images, self.labels = images, np.asarray(labels, dtype=np.int64)
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or self.labels.shape != (len(images),):
+            raise ConfigError(
+                f"clean images must be uint8 [N, height, width, 3] with N labels, got {images.dtype} {images.shape} "
+                f"and labels {self.labels.shape}: convert them"
+            )
+        self.image_size = min(images.shape[1:3])
+        _check_side(self.image_size)
+        self.names = tuple(str(index) for index in range(len(images)))
+        self.num_classes = int(self.labels.max()) + 1 if num_classes is None else num_classes
+
+    def image(self, index: int) -> ImageArray:
+        return np.asarray(self.images[index])
+
+
+def _check_side(side: int) -> None:
+    if side < SMALLEST_SIDE:
+        raise ConfigError(f"corruptions need images of at least {SMALLEST_SIDE} px, got {side}: raise image_size")
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class GeneratedCell:
+    """One cell, corrupted image by image when asked; with a folder, each result is kept and read the next time."""
+
+    def __init__(
+        self, clean: CleanFolder | CleanArrays, corruption: str, severity: int, *, seed: int, folder: Path | None
+    ) -> None:
+        self.clean, self.corruption, self.severity = clean, corruption, severity
+        self.seed, self.folder = seed, folder
+        self.digest = digest_of(clean.names, clean.labels.tolist())
+
+    def __len__(self) -> int:
+        return len(self.clean.names)
+
+    def __getitem__(self, index: int) -> tuple[ImageArray, int]:
+        label = int(self.clean.labels[index])
+        if isinstance(self.clean, CleanArrays):
+            return self.corrupted(index), label
+        path = None if self.folder is None else self.folder / f"{self.clean.names[index]}.JPEG"
+        if path is not None and path.is_file():
+            return np.asarray(read_image(path)), label
+        content = io.BytesIO()
+        Image.fromarray(self.corrupted(index)).save(content, "JPEG", quality=RELEASED_QUALITY)
+        if path is not None:
+            _write_atomically(path, content.getvalue())
+        return np.asarray(Image.open(content)), label
+
+    def corrupted(self, index: int) -> ImageArray:
+        """The corrupted image before it is stored."""
+        key = corruption_key(self.seed, self.clean.names[index], self.corruption, self.severity)
+        return corrupt_image(self.clean.image(index), self.corruption, self.severity, key=key)
+
+
+class GeneratedCorruptions:
+    """A corruption benchmark computed from clean images: a pure function of them and of `seed`.
+
+    The released images are to be preferred where they exist: numbers on generated ones are close to but not the same as
+    published ones. Folders of images go through JPEG of quality 85 as the released ones did; arrays do not.
+    With `cache`, results are kept in the layout of ImageNet-C (folders) or as one array per cell (arrays).
+    """
+
+    def __init__(
+        self,
+        clean: CleanFolder | CleanArrays,
+        *,
+        corruptions: Sequence[str] = ALL_CORRUPTIONS,
+        severities: Sequence[int] = SEVERITIES,
+        seed: int = 0,
+        cache: str | Path | None = None,
+    ) -> None:
+        self.library = library_version()
+        self.clean, self.seed = clean, seed
+        self.corruptions = check_corruptions(corruptions)
+        self.severities = check_severities(severities)
+        self.num_classes = clean.num_classes
+        self.cache = None if cache is None else Path(cache)
+        if self.cache is not None:
+            self._claim(self.cache)
+
+    def describe(self) -> dict[str, Any]:
+        quality = RELEASED_QUALITY if isinstance(self.clean, CleanFolder) else None
+        return {
+            "source": "generated",
+            "seed": self.seed,
+            "image_size": self.clean.image_size,
+            "images": digest_of(self.clean.names, self.clean.labels.tolist()),
+            "jpeg_quality": quality,
+            "library": f"imagecorruptions-imaug {self.library}",
+            "parameters": "ImageNet-C",
+        }
+
+    def _claim(self, cache: Path) -> None:
+        """Mark the cache as ours, or refuse one that holds other images."""
+        card, ours = cache / "corruptions.json", self.describe()
+        if not card.is_file():
+            if cache.is_dir() and any(cache.iterdir()):
+                raise StateError(f"a cache must be empty or one of ours, {cache} is neither: choose another folder")
+            _write_atomically(card, json.dumps(ours, indent=2).encode())
+        theirs = json.loads(card.read_text())
+        if different := [key for key in ours if theirs.get(key) != ours[key]]:
+            key = different[0]
+            raise StateError(
+                f"a cache belongs to one set of images, {cache} was made with {key} {theirs.get(key)!r} and not "
+                f"{ours[key]!r}: choose another folder or delete this one"
+            )
+
+    def cell(self, corruption: str, severity: int) -> CellImages:
+        folder = None if self.cache is None else self.cache / corruption / str(severity)
+        cell = GeneratedCell(self.clean, corruption, severity, seed=self.seed, folder=folder)
+        if folder is None or isinstance(self.clean, CleanFolder):
+            return cell
+        path = folder.with_suffix(".npy")
+        if not path.is_file():
+            content = io.BytesIO()
+            np.save(content, np.stack([cell.corrupted(index) for index in range(len(cell))]))
+            _write_atomically(path, content.getvalue())
+        return ArrayCell(path, self.clean.labels, 0)
