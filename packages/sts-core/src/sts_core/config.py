@@ -42,7 +42,7 @@ class SmoothingConfig:
     preserve_probability: float
     """p, the probability that a unit is left as it is."""
     granularity: Granularity = "layer"
-    """A unit is a parameter tensor (layer), all tensors of a module, an index of dim 0 (channel) or a weight (neuron)."""
+    """A unit: a parameter tensor (layer), all tensors of a module, an index of dim 0 (channel), a weight (neuron)."""
     buffers: Buffers = "copy"
     """Buffers are copied from the student, smoothed like parameters (float ones), or kept as the teacher's own."""
 
