@@ -10,12 +10,13 @@ from sts_methods.blur import blur, half_width
 from sts_methods.colour import BoolArray, JitterDraws, grayscale_, jitter_, rows_of, solarise_
 from sts_methods.draws import FloatArray, IntArray, uniforms
 from sts_methods.geometry import CROP_DRAWS, crop_resize, draw_crops, rotate, shift_flip
-from sts_methods.randaugment import strengthen
+from sts_methods.randaugment import num_draws, strengthen
 from sts_methods.sampler import Keys
 from sts_methods.views import CropView, StrongView, View, WeakView
 
 GRAY = 127  # fill of erased squares (kekmodel, dataset/randaugment.py)
 _EXTRA_DRAWS = 15
+WEAK_DRAWS = 3
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def draw_crop_view(
 
 
 def augment_batch(images: Tensor, view: View, keys: Keys, *, seed: int, stream: int) -> Tensor:
-    """One view of each image of a uint8 batch [N, 3, H, W], as whole numbers 0..255 in float32 [N, 3, size, size]."""
+    """One view of each image of a uint8 batch [N, 3, H, W], as whole numbers 0..255 (uint8 or float32)."""
     if isinstance(view, CropView):
         heights, widths = (np.full(len(keys), side, dtype=np.int64) for side in images.shape[-2:])
         draws = draw_crop_view(view, keys, seed=seed, stream=stream, heights=heights, widths=widths)
@@ -68,11 +69,10 @@ def augment_batch(images: Tensor, view: View, keys: Keys, *, seed: int, stream: 
             x = rotate(x, draws.rotation)
         x = crop_resize(x, draws.boxes, draws.flip, size=view.size, interpolation=view.interpolation)
         return finish_crop_(x, view, draws)
-    u = uniforms(seed=seed, stream=stream, epochs=keys.epochs, indices=keys.indices, num=3)
+    num = WEAK_DRAWS + (num_draws(view) if isinstance(view, StrongView) else 0)
+    u = uniforms(seed=seed, stream=stream, epochs=keys.epochs, indices=keys.indices, num=num)
     x = weaken(images, view, u)
-    if isinstance(view, StrongView):
-        x = strengthen(x, view, keys, seed=seed, stream=stream)
-    return x.float()
+    return strengthen(x, view, u[:, WEAK_DRAWS:]) if isinstance(view, StrongView) else x
 
 
 def finish_crop_(x: Tensor, view: CropView, draws: CropDraws) -> Tensor:

@@ -94,14 +94,37 @@ def cubic(distance: Tensor) -> Tensor:
 
 def shift_flip(images: Tensor, shifts: IntArray, flip: np.ndarray, *, padding: int) -> Tensor:
     """Mirror, pad by reflection and cut out at `shifts` [N, 2] in 0..2·padding: flip and padded random crop."""
-    n, _, h, w = images.shape
+    h, w = images.shape[-2:]
     device = images.device
     offset = torch.from_numpy(shifts - padding).to(device)
     rows = _reflect(torch.arange(h, device=device) + offset[:, :1], h)
     columns = _reflect(torch.arange(w, device=device) + offset[:, 1:], w)
     columns = torch.where(torch.from_numpy(flip).to(device)[:, None], w - 1 - columns, columns)
-    batch = torch.arange(n, device=device)[:, None, None]
-    return images.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return gather_pixels(images, (rows * w)[:, :, None] + columns[:, None, :])
+
+
+def gather_pixels(images: Tensor, positions: Tensor) -> Tensor:
+    """Take from each image [N, C, H, W] the pixels at `positions` [N, h, w], counted row by row: [N, C, h, w].
+
+    Works on the channels_last layout, where a pixel is contiguous and its channels move together.
+    """
+    n, c, height, width = images.shape
+    pixels = images.permute(0, 2, 3, 1).reshape(-1, c)
+    base = torch.arange(0, n * height * width, height * width, device=images.device)
+    taken = pixels.index_select(0, (positions + base[:, None, None]).reshape(-1))
+    return taken.reshape(n, *positions.shape[1:], c).permute(0, 3, 1, 2)
+
+
+def move(images: Tensor, matrices: FloatArray) -> Tensor:
+    """Fill pixel (x, y) from the pixel at ⌊matrix·(x + ½, y + ½, 1)⌋, black outside: Pillow's nearest filter."""
+    h, w = images.shape[-2:]
+    m = torch.from_numpy(matrices).to(images.device, torch.float32)[:, :, :, None, None]
+    y, x = torch.arange(h, device=images.device)[:, None] + 0.5, torch.arange(w, device=images.device)[None] + 0.5
+    source = torch.addcmul(torch.addcmul(m[:, :, 2], m[:, :, 1], y), m[:, :, 0], x).floor_().long()
+    column, row = source[:, 0], source[:, 1]
+    outside = (column < 0) | (column >= w) | (row < 0) | (row >= h)
+    positions = (row * w + column).masked_fill_(outside, 0)
+    return gather_pixels(images, positions).masked_fill(outside[:, None], 0)
 
 
 def _reflect(positions: Tensor, length: int) -> Tensor:
