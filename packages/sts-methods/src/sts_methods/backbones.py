@@ -1,0 +1,75 @@
+"""Feature extractors by name: any of timm's, and wide ResNets of our own."""
+
+import difflib
+import re
+from typing import Literal, cast
+
+import timm
+from timm.models.resnet import ResNet
+from torch import nn
+
+from sts_core.errors import ConfigError
+from sts_methods.wrn import WideResNet
+
+Stem = Literal["imagenet", "cifar"]
+
+_WIDE_RESNET = re.compile(r"wrn_(\d+)_(\d+)")
+
+
+def build_backbone(name: str, *, stem: Stem = "imagenet", pretrained: bool = False) -> nn.Module:
+    """A network from images [N, 3, H, W] to pooled features [N, num_features], with attribute `num_features`.
+
+    `name` is one of timm's or `wrn_<depth>_<width>`. The CIFAR stem, a 3x3 convolution of stride 1 and no max-pool,
+    exists for ResNets; a wide ResNet has no other.
+    """
+    if stem not in ("imagenet", "cifar"):
+        raise ConfigError(f'stem must be "imagenet" or "cifar", got {stem!r}: choose one of these')
+    wide = _WIDE_RESNET.fullmatch(name)
+    if wide:
+        return _wide_resnet(int(wide[1]), int(wide[2]), stem=stem, pretrained=pretrained)
+    network = _from_timm(name, pretrained=pretrained)
+    if stem == "cifar":
+        _use_cifar_stem_(network, name, pretrained=pretrained)
+    return network
+
+
+def num_features(backbone: nn.Module) -> int:
+    """The width of a backbone's output."""
+    return int(cast(int, backbone.num_features))
+
+
+def _wide_resnet(depth: int, width: int, *, stem: Stem, pretrained: bool) -> WideResNet:
+    if stem != "cifar" or pretrained:
+        raise ConfigError(
+            f"wrn_{depth}_{width} is trained from scratch on small images, got stem={stem!r}, pretrained={pretrained}: "
+            'use stem="cifar" and pretrained=False'
+        )
+    return WideResNet(depth=depth, width=width)
+
+
+def _from_timm(name: str, *, pretrained: bool) -> nn.Module:
+    if not timm.is_model(name):
+        similar = difflib.get_close_matches(name, [*timm.list_models(), "wrn_28_2", "wrn_28_8"], n=1)
+        hint = f"did you mean {similar[0]!r}" if similar else "timm.list_models() lists them"
+        raise ConfigError(f"backbone must be a timm name or wrn_<depth>_<width>, got {name!r}: {hint}")
+    # Multi-crop feeds two sizes of image to one network, so vision transformers resize their position embeddings.
+    sizes = {"dynamic_img_size": True} if timm.models.is_model_in_modules(name, ["vision_transformer"]) else {}
+    network: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **sizes)
+    if isinstance(network, ResNet) and not pretrained:
+        # timm starts the last norm of each block at zero; torchvision's ResNet, which MoCo v2 trains, does not.
+        network.init_weights(zero_init_last=False)
+    # In some networks a pre-classifier layer follows the pooling and stays when the classifier goes.
+    width = int(getattr(network, "head_hidden_size", None) or num_features(network))
+    setattr(network, "num_features", width)  # noqa: B010 - the type checker sees Tensor | Module behind the dot
+    return network
+
+
+def _use_cifar_stem_(network: nn.Module, name: str, *, pretrained: bool) -> None:
+    if not isinstance(network, ResNet) or pretrained:
+        raise ConfigError(
+            f'stem="cifar" replaces the first layers of a ResNet that is trained from scratch, got {name!r} with '
+            f'pretrained={pretrained}: use a timm ResNet, a wrn_<depth>_<width> or stem="imagenet"'
+        )
+    conv = nn.Conv2d(3, network.bn1.num_features, kernel_size=3, stride=1, padding=1, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    network.conv1, network.maxpool = conv, nn.Identity()

@@ -1,0 +1,199 @@
+"""Batch norm over the samples that a recipe means, however many processes share the batch.
+
+    CrossRankBatchNorm   statistics of the global batch (BYOL, FixMatch, Mean Teacher, DINO)
+    GroupBatchNorm       statistics of each of G groups of the global batch (MoCo: a group is one GPU of the recipe)
+
+Both hold the parameters and buffers of `nn.BatchNorm*d` under the same names, and after a step every rank holds the
+same buffers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sts_core.errors import ConfigError
+from sts_methods.distributed import average_over_ranks_, gather_batch, sum_over_ranks, world_size
+
+
+class CrossRankBatchNorm(nn.SyncBatchNorm):
+    """Batch norm whose mean and variance cover the batches of all ranks: N workers equal one.
+
+    On an accelerator this is torch's SyncBatchNorm. That one refuses CPU tensors, so those go through `_Normalise`,
+    which is the same computation with any backend.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            y = super().forward(x)
+        elif self.training and world_size() > 1:
+            y = self._normalise_on_cpu(x)
+        else:
+            y = _BatchNorm.forward(self, x)  # SyncBatchNorm.forward would refuse a CPU tensor even with one rank
+        return _activated(self, y)
+
+    def _normalise_on_cpu(self, x: Tensor) -> Tensor:
+        y, mean, variance, count = _Normalise.apply(x, self.weight, self.bias, self.eps)
+        if self.track_running_stats:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            _update_running_statistics(self, mean, variance * (count / (count - 1)), momentum)
+        return y  # type: ignore[no-any-return]
+
+
+class _Normalise(torch.autograd.Function):
+    """y = γ·x̂ + β with x̂ = (x − μ)/√(σ² + ε), where μ and σ² are those of the global batch of n values a channel.
+
+        ∂L/∂x = γ/√(σ² + ε) · (dy − Σdy/n − x̂·Σ(dy·x̂)/n),   sums over all ranks
+
+    ∂L/∂γ and ∂L/∂β stay local sums: whoever averages gradients over ranks (DDP) treats them like any other parameter.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Any, ...]:
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        mean, variance, count = _global_statistics(wide)
+        ctx.save_for_backward(wide, weight, mean, (variance + eps).rsqrt())
+        ctx.count, ctx.eps, ctx.dtype = count, eps, x.dtype
+        ctx.mark_non_differentiable(mean, variance)
+        y = F.batch_norm(wide, mean, variance, weight, bias, training=False, eps=eps)
+        return y.to(x.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse_std = ctx.saved_tensors
+        dy = dy.to(x.dtype)
+        _, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
+            dy, x, weight, None, None, mean, inverse_std, True, ctx.eps, [False, True, True]
+        )
+        slope, offset = sum_over_ranks(torch.stack([dweight, dbias])) / ctx.count
+        scale = inverse_std if weight is None else inverse_std * weight
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        # scale·(dy − offset − slope·(x − μ)/σ) as a·dy + b·x + c: one pass fewer over the activations
+        b = -scale * slope * inverse_std
+        c = -scale * offset - b * mean
+        dx = torch.addcmul(c.view(shape), dy, scale.view(shape)).addcmul_(x, b.view(shape)).to(ctx.dtype)
+        return dx, None if weight is None else dweight, None if weight is None else dbias, None
+
+
+def _global_statistics(x: Tensor) -> tuple[Tensor, Tensor, int]:
+    """μ = Σ nᵢμᵢ/n and σ² = Σ nᵢ(σᵢ² + (μᵢ − μ)²)/n from the ranks' own statistics (Chan et al., 1979), and n."""
+    mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+    count = torch.full_like(mean, x.numel() // x.shape[1])
+    statistics = gather_batch(torch.stack([mean, variance, count])[None]).double()  # [ranks, 3, channels]
+    means, variances, counts = statistics.unbind(1)
+    total = counts.sum(0)
+    mean64 = (counts * means).sum(0) / total
+    variance64 = (counts * (variances + (means - mean64) ** 2)).sum(0) / total
+    return mean64.to(x.dtype), variance64.to(x.dtype), int(total[0])
+
+
+class GroupBatchNorm(_BatchNorm):
+    """Batch norm in which every group of samples has its own statistics, as on a machine with one GPU per group.
+
+    The global batch is cut into `num_groups` contiguous groups; a rank holds num_groups / world size of them, so one
+    process with 8 groups computes what 8 processes with one group each compute. Running statistics follow the mean
+    over the rank's groups; `average_running_statistics` extends it over ranks, once per step for all layers together.
+    """
+
+    def __init__(self, num_features: int, *args: Any, num_groups: int, **kwargs: Any) -> None:
+        super().__init__(num_features, *args, **kwargs)
+        self.num_groups = num_groups
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ConfigError(f"batch norm needs [N, C, ...], got {tuple(input.shape)}: pass a batch")
+
+    def forward(self, x: Tensor) -> Tensor:
+        num_local = groups_per_rank(self.num_groups) if self.training else 1
+        y = super().forward(x) if num_local == 1 else self._normalise_groups(x, num_local)
+        return _activated(self, y)
+
+    def _normalise_groups(self, x: Tensor, num_local: int) -> Tensor:
+        if x.shape[0] % num_local:
+            raise ConfigError(
+                f"a batch must split into equal batch norm groups, got {x.shape[0]} samples for {num_local} groups on "
+                "this rank: change global_batch_size or bn_groups"
+            )
+        # With momentum 1 batch_norm leaves the group's own mean and unbiased variance in the buffers it is given.
+        means, variances = torch.zeros(2, num_local, self.num_features, dtype=torch.float32, device=x.device)
+        groups = [
+            F.batch_norm(group, means[i], variances[i], self.weight, self.bias, True, 1.0, self.eps)
+            for i, group in enumerate(x.chunk(num_local))
+        ]
+        if self.track_running_stats:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            _update_running_statistics(self, means.mean(0), variances.mean(0), momentum)
+        return torch.cat(groups)
+
+
+def groups_per_rank(num_groups: int) -> int:
+    """How many of the global batch's groups one rank holds."""
+    if num_groups % world_size():
+        raise ConfigError(
+            f"bn_groups must be a multiple of the number of workers, got {num_groups} groups for {world_size()} "
+            f"workers: use {world_size()} groups, or a number of workers that divides {num_groups}"
+        )
+    return num_groups // world_size()
+
+
+@torch.no_grad()
+def average_running_statistics(*networks: nn.Module) -> None:
+    """Make the running statistics of all group batch norms the mean over ranks, in one collective."""
+    if world_size() == 1:
+        return
+    layers = [m for network in networks for m in network.modules() if isinstance(m, GroupBatchNorm) and m.training]
+    average_over_ranks_([buffer for m in layers for buffer in (m.running_mean, m.running_var) if buffer is not None])
+
+
+def use_cross_rank_batch_norm(network: nn.Module) -> nn.Module:
+    """Replace every batch norm of `network` by a `CrossRankBatchNorm` that shares its parameters and buffers."""
+    return _replaced(network, CrossRankBatchNorm)
+
+
+def use_group_batch_norm(network: nn.Module, *, num_groups: int) -> nn.Module:
+    """Replace every batch norm of `network` by a `GroupBatchNorm` that shares its parameters and buffers."""
+    return _replaced(network, lambda *args, **kwargs: GroupBatchNorm(*args, num_groups=num_groups, **kwargs))
+
+
+def _replaced(module: nn.Module, make: Callable[..., CrossRankBatchNorm | GroupBatchNorm]) -> nn.Module:
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+        return _adopted(module, make)
+    for name, child in module.named_children():
+        replacement = _replaced(child, make)
+        if replacement is not child:
+            module.add_module(name, replacement)
+    return module
+
+
+def _adopted(old: _BatchNorm, make: Callable[..., CrossRankBatchNorm | GroupBatchNorm]) -> nn.Module:
+    new = make(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats)
+    new.weight, new.bias = old.weight, old.bias
+    new.running_mean, new.running_var = old.running_mean, old.running_var
+    new.num_batches_tracked = old.num_batches_tracked
+    for name, child in old.named_children():  # of timm's BatchNormAct2d
+        new.add_module(name, child)
+    return new.train(old.training)
+
+
+def _activated(layer: CrossRankBatchNorm | GroupBatchNorm, y: Tensor) -> Tensor:
+    """timm's BatchNormAct2d drops and activates after the norm; a layer that replaces one has these two modules."""
+    for name in ("drop", "act"):
+        after = getattr(layer, name, None)
+        y = y if after is None else after(y)
+    return y
+
+
+@torch.no_grad()
+def _update_running_statistics(layer: _BatchNorm, mean: Tensor, variance: Tensor, momentum: float) -> None:
+    """r ← (1 − momentum)·r + momentum·statistic, torch's convention (REFERENCE values are given in it)."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), momentum)
+    layer.running_var.lerp_(variance.to(layer.running_var.dtype), momentum)
