@@ -1,1 +1,56 @@
-"""See README.md."""
+"""Measure a backbone, and set the numbers beside the paper's: see README.md."""
+
+from sts_eval.accuracy import top_k_accuracy
+from sts_eval.dynamics import DriftCurve, DriftRecord, drift_curve, read_drift, smoothing_effect, teacher_dynamics
+from sts_eval.errors import CheckpointError, DataError
+from sts_eval.features import FeatureConfig, Features, extract_features
+from sts_eval.few_labels import (
+    CheckpointAccuracy,
+    FewLabelsResult,
+    classification_accuracy,
+    evaluate_checkpoints,
+    few_labels,
+)
+from sts_eval.images import CentreCrop, image_folder
+from sts_eval.linear import LinearProbeResult, linear_probe
+from sts_eval.linear_config import LinearProbeConfig, byol_protocol, fast_protocol, moco_protocol
+from sts_eval.neighbours import NeighboursConfig, NeighboursResult, nearest_neighbours
+from sts_eval.results import RunResults, add_entries, read_results, write_results
+from sts_eval.source import Backbone, load_source
+
+__all__ = [
+    "Backbone",
+    "CentreCrop",
+    "CheckpointAccuracy",
+    "CheckpointError",
+    "DataError",
+    "DriftCurve",
+    "DriftRecord",
+    "FeatureConfig",
+    "Features",
+    "FewLabelsResult",
+    "LinearProbeConfig",
+    "LinearProbeResult",
+    "NeighboursConfig",
+    "NeighboursResult",
+    "RunResults",
+    "add_entries",
+    "byol_protocol",
+    "classification_accuracy",
+    "drift_curve",
+    "evaluate_checkpoints",
+    "extract_features",
+    "fast_protocol",
+    "few_labels",
+    "image_folder",
+    "linear_probe",
+    "load_source",
+    "moco_protocol",
+    "nearest_neighbours",
+    "read_drift",
+    "read_results",
+    "smoothing_effect",
+    "teacher_dynamics",
+    "top_k_accuracy",
+    "write_results",
+]

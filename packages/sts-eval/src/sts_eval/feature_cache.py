@@ -1,0 +1,170 @@
+"""Where features are collected: in memory, or in a memory-mapped folder that is resumable and never half-valid.
+
+A cached set is the folder `<cache>/<fingerprint>`:
+
+    values.f32    float32 [N, D]
+    labels.i64    int64 [N]
+    meta.json     sizes, written first
+    blocks.u8     one byte per block of rows, 1 once the rows are on disk (only while the folder is `.partial`)
+
+It is filled under the name `<fingerprint>.partial` and renamed when the last block is there, so that a folder with
+the final name is always complete.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sts_core.errors import StateError
+from sts_eval import parallel
+from sts_eval.samples import load_batches
+
+NUM_PROBES = 8
+"""Samples, evenly spaced, whose pixels identify a dataset and its transform."""
+BLOCKS_PER_FLUSH = 16
+"""Blocks that may be lost when the machine (not only the process) goes down."""
+
+
+def dataset_fingerprint(dataset: Any, salt: str) -> str:
+    """A name for what will be extracted: weights and precision in `salt`, the dataset by length and some samples."""
+    digest = hashlib.sha256(f"{salt} {len(dataset)}".encode())
+    probes = sorted({i * (len(dataset) - 1) // max(NUM_PROBES - 1, 1) for i in range(NUM_PROBES)})
+    for images, labels in load_batches(dataset, [[index] for index in probes]):
+        digest.update(f"{tuple(images.shape)} {labels.tolist()}".encode())
+        digest.update(images.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+class FeatureStore:
+    """Rows of features and labels in blocks, kept in memory; ranks exchange them at the end."""
+
+    def __init__(self, size: tuple[int, int], block: int) -> None:
+        self.num_rows, self.num_features = size
+        self.block = block
+        self.values, self.labels = self._allocate()
+
+    def _allocate(self) -> tuple[Tensor, Tensor]:
+        return torch.zeros(self.num_rows, self.num_features), torch.zeros(self.num_rows, dtype=torch.int64)
+
+    def indices(self, block: int) -> range:
+        """The rows of a block."""
+        return range(block * self.block, min((block + 1) * self.block, self.num_rows))
+
+    def missing_blocks(self) -> list[int]:
+        """The blocks still to be computed, the same list on every rank."""
+        return list(range(-(-self.num_rows // self.block)))
+
+    def write(self, block: int, values: Tensor, labels: Tensor) -> None:
+        """Store the rows of a block."""
+        rows = self.indices(block)
+        self.values[rows.start : rows.stop] = values
+        self.labels[rows.start : rows.stop] = labels
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """All rows, on every rank: those of other ranks are still zero here, so the sum over ranks completes them."""
+        for rows in self.values.split(4096):  # bounded messages
+            parallel.sum_across_ranks_(rows)
+        return self.values, parallel.sum_across_ranks_(self.labels)
+
+    def close(self) -> None:
+        """Put down what was computed so far."""
+
+
+class CachedFeatureStore(FeatureStore):
+    """The same in a folder."""
+
+    def __init__(self, folder: Path, size: tuple[int, int], block: int) -> None:
+        self.folder, self.partial = folder, folder.with_name(folder.name + ".partial")
+        if parallel.rank() == 0:
+            self._create(size, block)
+        parallel.barrier()
+        # After a resume the blocks are those of the first attempt, whatever the batch size is now.
+        block = block if self._complete() else int(self._meta(self.partial)["block"])
+        super().__init__(size, block)
+        self.done = None if self._complete() else self._map("blocks.u8", np.uint8, (-(-self.num_rows // block),))
+        self._unflushed: list[int] = []
+
+    def _complete(self) -> bool:
+        return self.folder.is_dir()
+
+    @staticmethod
+    def _meta(folder: Path) -> dict[str, Any]:
+        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+        return meta
+
+    def _create(self, size: tuple[int, int], block: int) -> None:
+        folder = self.folder if self._complete() else self.partial
+        if not (folder / "meta.json").is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, width, count in (("values.f32", 4 * size[1], size[0]), ("labels.i64", 8, size[0])):
+                self._reserve(name, width * count)
+            self._reserve("blocks.u8", -(-size[0] // block))
+            meta = {"format": "sts-features", "version": 1, "size": list(size), "block": block}
+            (self.partial / "meta.tmp").write_text(json.dumps(meta))
+            os.replace(self.partial / "meta.tmp", self.partial / "meta.json")
+        if tuple(self._meta(folder)["size"]) != size:
+            raise StateError(f"the features in {folder} must be of size {size}, but they are not: delete that folder")
+
+    def _reserve(self, name: str, num_bytes: int) -> None:
+        with open(self.partial / name, "wb") as file:
+            file.truncate(num_bytes)
+
+    def _map(self, name: str, dtype: type, shape: tuple[int, ...]) -> "np.memmap[Any, Any]":
+        # A complete cache is opened copy-on-write: a tensor needs writable memory, the file must never change.
+        complete = self._complete()
+        return np.memmap((self.folder if complete else self.partial) / name, dtype, "c" if complete else "r+", 0, shape)
+
+    def _allocate(self) -> tuple[Tensor, Tensor]:
+        self._values = self._map("values.f32", np.float32, (self.num_rows, self.num_features))
+        self._labels = self._map("labels.i64", np.int64, (self.num_rows,))
+        return torch.from_numpy(self._values), torch.from_numpy(self._labels)
+
+    def missing_blocks(self) -> list[int]:
+        missing = [] if self.done is None else np.flatnonzero(np.asarray(self.done) == 0).tolist()
+        parallel.barrier()  # nobody marks a block before everybody has read the list
+        return missing
+
+    def write(self, block: int, values: Tensor, labels: Tensor) -> None:
+        super().write(block, values, labels)
+        self._unflushed.append(block)
+        if len(self._unflushed) >= BLOCKS_PER_FLUSH:
+            self.close()
+
+    def close(self) -> None:
+        """Rows first, marks second: a marked block is on disk."""
+        if self.done is not None and self._unflushed:
+            self._values.flush()
+            self._labels.flush()
+            self.done[self._unflushed] = 1
+            self.done.flush()
+            self._unflushed.clear()
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        self.close()
+        parallel.barrier()
+        if parallel.rank() == 0 and not self._complete():
+            os.replace(self.partial, self.folder)
+            (self.folder / "blocks.u8").unlink()
+        parallel.barrier()
+        self.done = None
+        return self._allocate()
+
+
+@contextmanager
+def open_store(
+    cache: str | Path | None, fingerprint: str, *, size: tuple[int, int], block: int
+) -> Iterator[FeatureStore]:
+    """A store in memory, or in the folder of this fingerprint; what was computed is kept when the block fails."""
+    store = CachedFeatureStore(Path(cache) / fingerprint, size, block) if cache else FeatureStore(size, block)
+    try:
+        yield store
+    finally:
+        store.close()

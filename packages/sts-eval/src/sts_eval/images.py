@@ -1,0 +1,114 @@
+"""Images for evaluation: class folders, the centre crop of the test, the random crop of the augmented probe."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sts_core.errors import ConfigError
+from sts_eval.errors import DataError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+CROP_SCALE = (0.08, 1.0)  # MoCo, main_lincls.py: torchvision's defaults
+CROP_RATIO = (3.0 / 4.0, 4.0 / 3.0)
+CROP_ATTEMPTS = 10
+
+
+def normalised(image: Any) -> Tensor:
+    """A PIL image as a float tensor [3, H, W] with ImageNet's statistics."""
+    pixels = torch.from_numpy(np.array(image.convert("RGB"), dtype=np.float32)).permute(2, 0, 1) / 255.0
+    mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+    return ((pixels - mean[:, None, None]) / std[:, None, None]).contiguous()
+
+
+class CentreCrop:
+    """The evaluation transform: shorter side to `image_size`·256/224, centre crop, normalise."""
+
+    def __init__(self, image_size: int = 224, *, resize: int | None = None) -> None:
+        self.image_size = image_size
+        self.resize = resize if resize is not None else round(image_size * 256 / 224)
+        if not 1 <= image_size <= self.resize:
+            raise ConfigError(f"resize must be at least image_size={image_size}, got {self.resize}: raise it")
+
+    def __call__(self, image: Any) -> Tensor:
+        from PIL import Image
+
+        width, height = image.size
+        scale = self.resize / min(width, height)
+        size = (max(self.resize, int(width * scale)), max(self.resize, int(height * scale)))
+        left, top = round((size[0] - self.image_size) / 2), round((size[1] - self.image_size) / 2)
+        resized = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
+        return normalised(resized.crop((left, top, left + self.image_size, top + self.image_size)))
+
+    def __repr__(self) -> str:
+        return f"CentreCrop({self.image_size}, resize={self.resize})"
+
+
+def image_folder(root: str | Path, *, image_size: int | None = 224, resize: int | None = None) -> Any:
+    """The images under `root/<class>/`, centre-cropped, or as they are with `image_size=None` (augmented probe)."""
+    from torchvision.datasets import ImageFolder
+
+    if not Path(root).is_dir():
+        raise DataError(f"an image folder must exist with one folder per class, but {root} does not: check the path")
+    transform = None if image_size is None else CentreCrop(image_size, resize=resize)
+    try:
+        return ImageFolder(str(root), transform=transform)
+    except FileNotFoundError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise DataError(
+            f"every class folder must hold images, but under {root} they do not ({reason}): fill or remove them"
+        ) from None
+
+
+def random_crop_box(height: int, width: int, draws: np.random.Generator) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of a random crop with area in CROP_SCALE of the image and ratio in CROP_RATIO.
+
+    Area uniform, logarithm of the ratio uniform; the largest centred box of allowed ratio after ten misses.
+    """
+    for _ in range(CROP_ATTEMPTS):
+        area = height * width * draws.uniform(*CROP_SCALE)
+        ratio = math.exp(draws.uniform(math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return int(draws.integers(height - h + 1)), int(draws.integers(width - w + 1)), h, w
+    ratio = min(max(width / height, CROP_RATIO[0]), CROP_RATIO[1])
+    w, h = min(width, round(height * ratio)), min(height, round(width / ratio))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+class AugmentedSamples(Dataset[Any]):
+    """Random resized crop and flip of a dataset of PIL images or normalised tensors.
+
+    What a sample looks like is a function of (seed, epoch, index) only, whatever process or worker asks for it.
+    """
+
+    def __init__(self, dataset: Any, *, image_size: int, seed: int, epoch: int) -> None:
+        self.dataset, self.image_size, self.seed, self.epoch = dataset, image_size, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self.dataset[index]
+        key = np.array([self.seed, (self.epoch << 32) + index], dtype=np.uint64)
+        draws = np.random.Generator(np.random.Philox(key=key))
+        view = self._crop_tensor(image, draws) if isinstance(image, Tensor) else self._crop_image(image, draws)
+        return (view.flip(-1) if draws.random() < 0.5 else view), int(label)
+
+    def _crop_tensor(self, image: Tensor, draws: np.random.Generator) -> Tensor:
+        top, left, height, width = random_crop_box(image.shape[-2], image.shape[-1], draws)
+        crop = image[None, :, top : top + height, left : left + width]
+        return F.interpolate(crop, (self.image_size,) * 2, mode="bilinear", antialias=True, align_corners=False)[0]
+
+    def _crop_image(self, image: Any, draws: np.random.Generator) -> Tensor:
+        from PIL import Image
+
+        top, left, height, width = random_crop_box(image.height, image.width, draws)
+        crop = image.crop((left, top, left + width, top + height))
+        return normalised(crop.convert("RGB").resize((self.image_size,) * 2, Image.Resampling.BILINEAR))

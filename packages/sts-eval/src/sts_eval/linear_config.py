@@ -1,0 +1,111 @@
+"""The linear evaluation protocols as values: MoCo's, BYOL's, and a fast one for daily work."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sts_core.errors import ConfigError
+
+Solver = Literal["sgd", "lbfgs", "ridge"]
+Schedule = Literal["step", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearProbeConfig:
+    """How a linear classifier is trained on frozen features; the defaults are MoCo's, without its augmentation."""
+
+    solver: Solver = "sgd"
+    """SGD as in the papers, or a fast exact one: L-BFGS on softmax regression, or ridge regression on ±1 targets."""
+    learning_rates: tuple[float, ...] = (30.0,)  # MoCo, main_lincls.py, at batch size 256
+    """One classifier per learning rate is trained, all of them in one pass over the features (SGD only)."""
+    regularisations: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+    """Weights λ of the squared norm, one classifier each: mean loss + λ/2·‖W‖² (L-BFGS and ridge only)."""
+    epochs: int = 100  # MoCo, main_lincls.py
+    """Passes over the training data (SGD only)."""
+    batch_size: int = 256  # MoCo, main_lincls.py
+    """Images per step, over all processes together."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    nesterov: bool = False
+    """Nesterov's form of it (DeepMind's BYOL has it, the code behind the paper does not)."""
+    weight_decay: float = 0.0
+    """L2 penalty inside SGD; both protocols have none."""
+    schedule: Schedule = "step"
+    """Learning rate times `gamma` at each milestone, or half a cosine down to 0, by step."""
+    milestones: tuple[int, ...] = (60, 80)  # MoCo, main_lincls.py
+    """Epochs at which the step schedule drops."""
+    gamma: float = 0.1
+    """Factor of each drop."""
+    batch_norm: bool = False
+    """Whether a BatchNorm1d follows the linear layer, as in the code behind the paper's BYOL rows."""
+    augment: bool = False
+    """Random resized crop and flip of the training images: nothing is cached, the backbone runs in every epoch."""
+    evaluate_every_epochs: int = 1
+    """Epochs between evaluations; `best` is the best of them."""
+    held_out_fraction: float = 0.0
+    """Part of the training data kept back to choose among classifiers; 0 chooses on the test data, and says so."""
+    allow_missing_classes: bool = False
+    """Accept training or test data in which some class has no image."""
+    seed: int = 0
+    """Key of the initial weights, the order of the data, the held-out part and the augmentation."""
+    settings: tuple[float, ...] = field(init=False, repr=False)
+    """The grid in use: learning rates or regularisations, by solver."""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rates", "regularisations", "milestones"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "settings", self.learning_rates if self.solver == "sgd" else self.regularisations)
+        self._check_choices()
+        self._check_numbers()
+
+    def _check_choices(self) -> None:
+        if self.solver not in ("sgd", "lbfgs", "ridge") or self.schedule not in ("step", "cosine"):
+            got = f"{self.solver!r} and {self.schedule!r}"
+            raise ConfigError(
+                f"solver must be sgd, lbfgs or ridge and schedule step or cosine, got {got}: choose these"
+            )
+        if self.solver != "sgd" and (self.augment or self.batch_norm):
+            raise ConfigError(f"augment and batch_norm belong to SGD, got solver={self.solver!r}: set solver='sgd'")
+
+    def _check_numbers(self) -> None:
+        if not self.settings or not all(math.isfinite(value) and value > 0 for value in self.settings):
+            raise ConfigError(f"the grid needs one or more positive numbers, got {self.settings}: pass e.g. (0.1, 1.0)")
+        if min(self.epochs, self.batch_size, self.evaluate_every_epochs) < 1:
+            got = f"{self.epochs}, {self.batch_size}, {self.evaluate_every_epochs}"
+            raise ConfigError(f"epochs, batch_size and evaluate_every_epochs must be at least 1, got {got}: raise them")
+        if not 0.0 <= self.held_out_fraction < 1.0 or not 0.0 <= self.momentum < 1.0:
+            got = f"{self.held_out_fraction} and {self.momentum}"
+            raise ConfigError(f"held_out_fraction and momentum must be in [0, 1), got {got}: lower them")
+
+    def rate_factor(self, step: int, steps_per_epoch: int) -> float:
+        """What the base learning rate is multiplied with at `step`.
+
+        step:    gamma^(number of milestones passed)
+        cosine:  (1 + cos(π·step / total)) / 2
+        """
+        if self.schedule == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * step / (self.epochs * steps_per_epoch)))
+        return self.gamma ** sum(step // steps_per_epoch >= milestone for milestone in self.milestones)
+
+
+def moco_protocol(*, augment: bool = True, **changes: Any) -> LinearProbeConfig:
+    """MoCo's linear evaluation: SGD, lr 30, 100 epochs, × 0.1 at 60 and 80, no weight decay, plain linear layer.
+
+    As published it augments; `augment=False` trains on cached features.
+    """
+    return LinearProbeConfig(augment=augment, **changes)
+
+
+def byol_protocol(*, augment: bool = True, batch_norm: bool = True, **changes: Any) -> LinearProbeConfig:
+    """The paper's linear evaluation of BYOL: SGD, lr 0.2, 80 epochs, cosine, linear layer with BatchNorm1d behind.
+
+    `batch_norm=False` is the plain linear layer of BYOL's own authors.
+    """
+    # Spatial Ensemble's released evaluation: lr .2, 80 epochs, every 10 epochs evaluated and the best kept.
+    values = {"learning_rates": (0.2,), "epochs": 80, "schedule": "cosine", "evaluate_every_epochs": 10}
+    return LinearProbeConfig(augment=augment, batch_norm=batch_norm, **{**values, **changes})
+
+
+def fast_protocol(**changes: Any) -> LinearProbeConfig:
+    """Softmax regression to its optimum by L-BFGS, over a path of regularisations: seconds where SGD takes minutes."""
+    return LinearProbeConfig(**{"solver": "lbfgs", **changes})

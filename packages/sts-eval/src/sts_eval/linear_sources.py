@@ -1,0 +1,91 @@
+"""Where a linear probe takes its training features from: extracted before, or computed from fresh crops."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sts_core.errors import ConfigError
+from sts_eval import parallel
+from sts_eval.features import Features, FrozenBackbone
+from sts_eval.images import AugmentedSamples
+from sts_eval.linear_config import LinearProbeConfig
+from sts_eval.samples import class_names, labels_of, load_batches
+
+HELD_OUT_KEY = 2**40
+"""Stands in for the epoch when the held-out part is drawn: no epoch has this number."""
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The order of the samples in an epoch: a function of (seed, epoch) only."""
+    key = np.array([seed, epoch], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key)).permutation(count)
+
+
+class TrainingFeatures:
+    """Where training features come from."""
+
+    num_rows: int
+    num_features: int
+    labels: Tensor | None
+    classes: tuple[str, ...] | None
+    held_out: Features | None = None
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """This process's share of each batch (features, labels), and the size of the whole batch."""
+        raise NotImplementedError
+
+
+class CachedFeatures(TrainingFeatures):
+    """Features that were extracted before."""
+
+    def __init__(self, data: Features, config: LinearProbeConfig) -> None:
+        self.data, self.config = data, config
+        self.num_features, self.classes = data.values.shape[1], data.classes
+        order = torch.from_numpy(epoch_order(len(data), config.seed, HELD_OUT_KEY))
+        kept_back = round(config.held_out_fraction * len(data))
+        self.held_out = Features(data.values[order[:kept_back]], data.labels[order[:kept_back]]) if kept_back else None
+        self.rows = order[kept_back:].sort().values
+        self.num_rows, self.labels = len(self.rows), data.labels[self.rows]
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All training rows; not copied when nothing is held out."""
+        data = self.data
+        return (data.values, data.labels) if self.held_out is None else (data.values[self.rows], data.labels[self.rows])
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+        order = self.rows[torch.from_numpy(epoch_order(self.num_rows, self.config.seed, epoch))]
+        for batch in order.split(self.config.batch_size):
+            mine = batch[parallel.rank() :: parallel.world_size()]
+            yield self.data.values[mine], self.data.labels[mine], len(batch)
+
+
+class AugmentedFeatures(TrainingFeatures):
+    """Features of fresh crops."""
+
+    def __init__(self, dataset: Any, image_size: int, config: LinearProbeConfig, backbone: FrozenBackbone) -> None:
+        if config.held_out_fraction:
+            raise ConfigError(
+                f"held_out_fraction needs augment=False, got {config.held_out_fraction} with augment=True: change one"
+            )
+        self.dataset, self.image_size, self.config, self.backbone = dataset, image_size, config, backbone
+        self.num_rows, self.labels, self.classes = len(dataset), labels_of(dataset), class_names(dataset)
+        self.num_features = backbone.num_features(self._samples(0))
+
+    def _samples(self, epoch: int) -> AugmentedSamples:
+        return AugmentedSamples(self.dataset, image_size=self.image_size, seed=self.config.seed, epoch=epoch)
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+        order = epoch_order(self.num_rows, self.config.seed, epoch)
+        whole = [order[i : i + self.config.batch_size] for i in range(0, self.num_rows, self.config.batch_size)]
+        mine = [batch[parallel.rank() :: parallel.world_size()].tolist() for batch in whole]
+        read = [batch for batch in mine if batch]  # the last batch may be too small for every process to get some of it
+        loaded = load_batches(self._samples(epoch), read, num_workers=self.backbone.config.num_workers)
+        for batch, part in zip(whole, mine, strict=True):
+            if part:
+                images, labels = next(loaded)
+                yield self.backbone(images), labels, len(batch)
+            else:
+                yield torch.empty(0, self.num_features), torch.empty(0, dtype=torch.int64), len(batch)

@@ -1,0 +1,135 @@
+"""results.json: what a run's evaluations found, in one file that is never half-written.
+
+    {"format": "sts-results", "run": "<name>", "entries": [
+        {"evaluation": "linear", "network": "teacher", "metric": "top1", "value": 72.7, "which": "last", ...}, ...]}
+
+Values are percent wherever the paper prints percent. Further keys of the file (`seed`, `paper`, `conditions`) say
+which row of the paper a run stands for; `compare_with_paper` reads them.
+"""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sts_core.errors import ConfigError, StateError
+
+FORMAT = "sts-results"
+FILE_NAME = "results.json"
+EVALUATIONS = ("linear", "knn", "imagenet-c", "voc", "few-labels", "drift")
+REQUIRED = ("evaluation", "network", "metric", "value", "which")
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResults:
+    """All evaluations of one run."""
+
+    run: str
+    """Name of the run."""
+    entries: tuple[dict[str, Any], ...] = ()
+    """One dict per number; `REQUIRED` keys in each, details beside them."""
+    seed: int | None = None
+    """Seed of the training run: runs that differ in nothing else are averaged."""
+    paper: Mapping[str, str] | None = None
+    """The row of the paper it repeats: {"table": ..., "row": ...}, keys of `sts_eval.published`."""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    """What was trained (dataset, backbone, epochs, ...), to judge whether it may stand beside that row."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entries", tuple(dict(entry) for entry in self.entries))
+        for entry in self.entries:
+            check_entry(entry)
+
+    def with_entries(self, entries: Sequence[Entry]) -> "RunResults":
+        """These results with `entries` added; an entry of the same key (see `entry_key`) is replaced."""
+        merged = {entry_key(entry): dict(entry) for entry in (*self.entries, *entries)}
+        return replace(self, entries=tuple(merged.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of results.json."""
+        content: dict[str, Any] = {"format": FORMAT, "run": self.run}
+        optional = {"seed": self.seed, "paper": self.paper and dict(self.paper), "conditions": dict(self.conditions)}
+        content |= {key: value for key, value in optional.items() if value not in (None, {})}
+        return content | {"entries": list(self.entries)}
+
+
+def check_entry(entry: Entry) -> None:
+    """Raise unless `entry` has all required keys and a finite value."""
+    missing = [key for key in REQUIRED if key not in entry]
+    if missing:
+        raise ConfigError(f"a result needs {', '.join(REQUIRED)}, but {', '.join(missing)} is missing: add it")
+    if entry["evaluation"] not in EVALUATIONS:
+        choices = ", ".join(EVALUATIONS)
+        raise ConfigError(f"a result's evaluation must be one of {choices}, got {entry['evaluation']!r}: choose one")
+    value = entry["value"]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(
+            f"a result's value must be a finite number, got {value!r} for {entry['metric']}: leave it out"
+        )
+
+
+def entry_key(entry: Entry) -> tuple[Any, ...]:
+    """What makes two entries the same measurement; details such as k or the corruption count, settings do not."""
+    details = ("k", "temperature", "corruption", "severity", "epoch", "backend", "granularity", "protocol_name")
+    return tuple(entry.get(key) for key in (*REQUIRED[:3], "which", *details))
+
+
+def write_atomically(path: str | Path, content: bytes | str) -> None:
+    """Write a file under a temporary name beside it, then rename: readers see the old file or the new one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _path(path: str | Path) -> Path:
+    return Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+
+
+def write_results(path: str | Path, results: RunResults) -> Path:
+    """Write `results` to a run's folder or to a file; returns the file."""
+    file = _path(path)
+    write_atomically(file, json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n")
+    return file
+
+
+def read_results(path: str | Path) -> RunResults:
+    """Read results.json of a run's folder, or a file of that format."""
+    file = _path(path)
+    try:
+        content = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise StateError(
+            f"a run's results are in {FILE_NAME}, but {file} does not exist: evaluate the run first"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StateError(f"{file} must be JSON, but it is not ({error}): evaluate the run again") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise StateError(f"{file} must have the format {FORMAT!r}, but it has not: pass a run that was evaluated")
+    fields = {key: content[key] for key in ("run", "seed", "paper", "conditions") if key in content}
+    return RunResults(entries=tuple(content.get("entries", ())), **fields)
+
+
+def add_entries(path: str | Path, entries: Sequence[Entry], *, run: str | None = None) -> RunResults:
+    """Add entries to a run's results.json, making it where there is none; the same measurement is replaced."""
+    file = _path(path)
+    known = read_results(file) if file.is_file() else RunResults(run=run or file.parent.name)
+    results = known.with_entries(entries)
+    write_results(file, results)
+    return results
