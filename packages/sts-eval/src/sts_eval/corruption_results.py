@@ -1,8 +1,7 @@
 """What a model scored on each corruption and severity, the numbers drawn from it, and the file that keeps it."""
 
+import io
 import json
-import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from sts_core.errors import ConfigError
 from sts_eval.corruption_tables import ALEXNET_ERRORS, EXTRA_CORRUPTIONS, GROUPS, MAIN_CORRUPTIONS, SEVERITIES
 from sts_eval.errors import DataError
+from sts_eval.results import write_atomically
 
 Outcomes = npt.NDArray[np.bool_]
 Cell = tuple[str, int]
@@ -151,17 +151,12 @@ class CorruptionResult:
         """Write the per-image outcomes, one bit each (75 cells of 50,000 images: 470 kB), to an .npz file."""
         if self.outcomes is None:
             raise ConfigError("outcomes can only be saved by the result of an evaluation, this one has none: evaluate")
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         arrays = {f"{name}/{severity}": np.packbits(bits) for (name, severity), bits in self.outcomes.items()}
         head = json.dumps({"images": self.images, "num_images": self.num_images})
-        partial = path.with_name(f".{uuid.uuid4().hex}.npz")
-        try:
-            np.savez(partial, head=np.array(head), **arrays)  # type: ignore[arg-type]  # numpy's stub types the kwargs as bool
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-        return path
+        content = io.BytesIO()
+        np.savez(content, head=np.array(head), **arrays)  # type: ignore[arg-type]  # the stub types any keyword as bool
+        write_atomically(path, content.getvalue())
+        return Path(path)
 
     def with_outcomes(self, path: str | Path) -> "CorruptionResult":
         """This result with the outcomes read from a file of `save_outcomes`."""
