@@ -1,6 +1,19 @@
 """Measure a backbone, and set the numbers beside the paper's: see README.md."""
 
 from sts_eval.accuracy import top_k_accuracy
+from sts_eval.corruption_arrays import ArrayCorruptions
+from sts_eval.corruption_data import FolderCorruptions
+from sts_eval.corruption_differences import CorruptionDifference, compare_corruptions
+from sts_eval.corruption_generation import CleanArrays, CleanFolder, GeneratedCorruptions
+from sts_eval.corruption_results import CorruptionResult
+from sts_eval.corruptions import (
+    CellResult,
+    CorruptionConfig,
+    cells_of,
+    corruption_robustness,
+    evaluate_cell,
+    merge_cells,
+)
 from sts_eval.dynamics import DriftCurve, DriftRecord, drift_curve, read_drift, smoothing_effect, teacher_dynamics
 from sts_eval.errors import CheckpointError, DataError
 from sts_eval.features import FeatureConfig, Features, extract_features
@@ -19,16 +32,25 @@ from sts_eval.results import RunResults, add_entries, read_results, write_result
 from sts_eval.source import Backbone, load_source
 
 __all__ = [
+    "ArrayCorruptions",
     "Backbone",
+    "CellResult",
     "CentreCrop",
     "CheckpointAccuracy",
     "CheckpointError",
+    "CleanArrays",
+    "CleanFolder",
+    "CorruptionConfig",
+    "CorruptionDifference",
+    "CorruptionResult",
     "DataError",
     "DriftCurve",
     "DriftRecord",
     "FeatureConfig",
     "Features",
     "FewLabelsResult",
+    "FolderCorruptions",
+    "GeneratedCorruptions",
     "LinearProbeConfig",
     "LinearProbeResult",
     "NeighboursConfig",
@@ -36,8 +58,12 @@ __all__ = [
     "RunResults",
     "add_entries",
     "byol_protocol",
+    "cells_of",
     "classification_accuracy",
+    "compare_corruptions",
+    "corruption_robustness",
     "drift_curve",
+    "evaluate_cell",
     "evaluate_checkpoints",
     "extract_features",
     "fast_protocol",
@@ -45,6 +71,7 @@ __all__ = [
     "image_folder",
     "linear_probe",
     "load_source",
+    "merge_cells",
     "moco_protocol",
     "nearest_neighbours",
     "read_drift",
