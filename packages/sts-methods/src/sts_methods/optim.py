@@ -93,7 +93,7 @@ def set_learning_rate_(optimizer: Optimizer, rate: float) -> None:
 
 
 def is_norm_or_bias(module: nn.Module, name: str) -> bool:
-    """Whether `name` is a bias or belongs to a normalisation layer (of torch, timm, or one that says so in its name)."""
+    """Whether `name` is a bias or belongs to a normalisation layer (of torch, timm, or named so)."""
     norms = (_NormBase, nn.LayerNorm, nn.GroupNorm)
     return name == "bias" or isinstance(module, norms) or "norm" in type(module).__name__.lower()
 
@@ -170,7 +170,7 @@ class Lars(Optimizer):
         updates = list(torch._foreach_add([p.grad for p in parameters], parameters, alpha=group["weight_decay"]))
         if not group["exempt"]:
             ratios = trust_ratios(parameters, updates, group["trust_coefficient"])
-            torch._foreach_mul_(updates, ratios)  # type: ignore[arg-type]  # the stubs know numbers only
+            torch._foreach_mul_(updates, ratios)
         velocities = [self._velocity(p) for p in parameters]
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, updates)

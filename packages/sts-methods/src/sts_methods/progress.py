@@ -5,7 +5,12 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-HEALTH = {"feature_std": "std", "effective_rank": "rank", "teacher_distance": "distance", "accuracy": "accuracy"}
+HEALTH = {
+    "feature_std": "std",
+    "effective_rank": "rank",
+    "student_teacher_distance": "distance",
+    "mask_ratio": "confident",
+}
 """Metrics of a step that tell whether the training is well, and what the display calls them."""
 
 

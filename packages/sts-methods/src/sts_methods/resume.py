@@ -1,0 +1,74 @@
+"""Whether a checkpoint belongs to the run that wants to go on from it."""
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from sts_core.errors import StateError
+
+OPERATIONAL = {
+    "checkpoint_every_steps",
+    "checkpoint_every_minutes",
+    "keep_checkpoints",
+    "log_every_steps",
+    "verify_ranks_every_steps",
+    "on_nonfinite",
+    "on_collapse",
+    "collapse_feature_std",
+    "collapse_effective_rank",
+    "data.root",
+    "data.num_workers",
+}
+"""Settings that may change between a run and its continuation, since no weight depends on them."""
+
+
+def config_to_json(config: Any) -> dict[str, Any]:
+    """A config dataclass as JSON values, each nested config as an object."""
+    assert is_dataclass(config) and not isinstance(config, type)
+    values: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return values
+
+
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """`name was X and is now Y` for each setting that differs and matters."""
+    before, now = dict(_flatten(saved)), dict(_flatten(current))
+    names = [*now, *(name for name in before if name not in now)]
+    return [
+        f"{name} was {before.get(name)!r} and is now {now.get(name)!r}"
+        for name in names
+        if before.get(name) != now.get(name) and name not in OPERATIONAL
+    ]
+
+
+def check_resumable(
+    meta: Mapping[str, Any], *, config: Mapping[str, Any], label_split: str | None, world_size: int
+) -> None:
+    """Raise StateError if the checkpoint's run was another one; say so if only the number of workers changed."""
+    changed = differences(meta["config"], config)
+    if changed:
+        raise StateError(
+            f"a run goes on only under the config it was started with, but {'; '.join(changed)}: "
+            f"put the old value{'s' if len(changed) > 1 else ''} back, or choose a new run folder"
+        )
+    if meta["label_split"] != label_split:
+        raise StateError(
+            f"a run goes on only with the labels it was started with, but the label split was {meta['label_split']} "
+            f"and is now {label_split}: restore the dataset, or choose a new run folder"
+        )
+    if meta["world_size"] != world_size:
+        warnings.warn(
+            f"resuming on {world_size} worker{'s' if world_size > 1 else ''} what ran on {meta['world_size']}: the "
+            f"global batch is the same, the weights will agree to float tolerance and not to the bit",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

@@ -1,0 +1,89 @@
+"""The smallest method that has everything a real one has, to test the loop with; run as a script, a run to be killed."""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sts_core import Buffers, make_teacher, spatial_temporal_smoothing
+from sts_methods.batch_norm import use_cross_rank_batch_norm
+from sts_methods.data import DataConfig
+from sts_methods.distributed import gather_batch
+from sts_methods.method import Batch, Network, StepResult, StudentTeacherMethod
+from sts_methods.optim import OptimizerConfig
+from sts_methods.runtime import LocalRuntime
+from sts_methods.training import TrainingConfig, TrainingResult, fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyConfig:
+    width: int = 8
+    nan_at_step: int = -1
+    collapse_from_step: int = 1 << 30
+
+
+class TinyMethod(StudentTeacherMethod):
+    """Predict the teacher's embedding of the other view; remember recent ones in a queue."""
+
+    teacher_buffers: Buffers = "keep"
+    queue: Tensor
+
+    def __init__(self, config: TinyConfig, *, seed: int) -> None:
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.student: nn.Module = nn.Sequential(
+                nn.Conv2d(3, config.width, 3, stride=2),
+                nn.BatchNorm2d(config.width),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(config.width, 4),
+            )
+            self.predictor = nn.Linear(4, 4)
+        use_cross_rank_batch_norm(self.student)
+        self.teacher = make_teacher(self.student)
+        self.register_buffer("queue", torch.zeros(4, 16))
+
+    def forward(self, batch: Batch) -> StepResult:
+        predicted = F.normalize(self.predictor(self.student(batch.views[0])), dim=1)
+        with torch.no_grad():
+            target = F.normalize(self.teacher(batch.views[1]), dim=1)
+        loss = (2 - 2 * (predicted * target).sum(dim=1)).mean() + 0.01 * (predicted @ self.queue).square().mean()
+        self.queue = torch.cat([self.queue[:, 1:], gather_batch(target).mean(dim=0)[:, None]], dim=1)
+        if batch.step == self.config.nan_at_step:
+            loss = loss * float("nan")
+        std = predicted.detach().std(dim=0).mean()
+        return StepResult(loss, {"feature_std": std * (batch.step < self.config.collapse_from_step)})
+
+    def backbone(self, network: Network) -> nn.Module:
+        return self.teacher if network == "teacher" else self.student
+
+
+def tiny_config(**changes: Any) -> TrainingConfig:
+    """A run of 12 steps, 4 to the epoch, on 8 px digits."""
+    values: dict[str, Any] = {
+        "method": TinyConfig(),
+        "smoothing": spatial_temporal_smoothing(0.9, 0.5, buffers="keep"),
+        "data": DataConfig(dataset="digits", image_size=8),
+        "optimizer": OptimizerConfig(lr=0.5),
+        "global_batch_size": 352,
+        "steps": 12,
+        "checkpoint_every_steps": 2,
+        "log_every_steps": 1,
+    }
+    return TrainingConfig(**(values | changes))
+
+
+def tiny_fit(config: TrainingConfig, runtime: Any) -> TrainingResult:
+    assert isinstance(config.method, TinyConfig)
+    return fit(config, runtime, method=TinyMethod(config.method, seed=config.seed))
+
+
+if __name__ == "__main__":
+    # tiny_training.py FOLDER: the parent kills this process when it likes.
+    tiny_fit(tiny_config(steps=200, checkpoint_every_steps=1), LocalRuntime(sys.argv[1], progress=False))
