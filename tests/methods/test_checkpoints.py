@@ -96,7 +96,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_does_not_follow_later_steps() -> None:
-    live = {"a": [torch.zeros(3)], "b": (torch.ones(2), None, 1.5)}
+    live: dict[str, Any] = {"a": [torch.zeros(3)], "b": (torch.ones(2), None, 1.5)}
     copied = snapshot(live)
     live["a"][0].add_(1.0)
     assert copied["a"][0].tolist() == [0.0, 0.0, 0.0]
@@ -124,7 +124,7 @@ def test_a_torn_newest_is_passed_over_with_a_warning_and_the_one_before_used(tmp
         write_checkpoint(CheckpointStore(tmp_path).path(step), _state(step))
     damage(tmp_path / "step-00000003" / "state.pt")
     (tmp_path / "step-00000002" / "manifest.json").unlink()
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="damaged") as warned:
         state = CheckpointStore(tmp_path).latest()
     assert [("step-00000003" in str(w.message), "step-00000002" in str(w.message)) for w in warned] == [
         (True, False),
@@ -210,7 +210,8 @@ def test_a_killed_process_never_leaves_a_checkpoint_that_is_torn(tmp_path: Path)
         "from sts_methods.checkpoint import write_checkpoint\n"
         "print('ready', flush=True)\n"
         "for step in range(1, 1000000):\n"
-        "    write_checkpoint(f'{sys.argv[1]}/step-{step % 4:08d}', {'meta': {'step': step}, 'x': torch.full((1000,), step)})\n"
+        "    state = {'meta': {'step': step}, 'x': torch.full((1000,), step)}\n"
+        "    write_checkpoint(f'{sys.argv[1]}/step-{step % 4:08d}', state)\n"
     )
     for round_number in range(2):
         with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as process:

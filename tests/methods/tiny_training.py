@@ -1,4 +1,4 @@
-"""The smallest method that has everything a real one has, to test the loop with; run as a script, a run to be killed."""
+"""The smallest method that has everything a real one has, to test the loop with; as a script, a run to be killed."""
 
 import sys
 from dataclasses import dataclass

@@ -161,13 +161,20 @@ class CheckpointStore:
             raise failure
 
     def latest(self) -> dict[str, Any] | None:
-        """The newest intact checkpoint; a warning names each damaged one that was passed over."""
+        """The newest intact checkpoint, or None."""
+        step = self.newest_intact()
+        return None if step is None else read_checkpoint(self.path(step))
+
+    def newest_intact(self) -> int | None:
+        """The step of the newest intact checkpoint; a warning names each damaged one that was passed over."""
         self.wait()
         for step in reversed(self.steps()):
             try:
-                return read_checkpoint(self.path(step))
-            except (CheckpointError, RuntimeError) as error:
+                verify_checkpoint(self.path(step))
+            except CheckpointError as error:
                 warnings.warn(f"skipped a damaged checkpoint: {error}", UserWarning, stacklevel=2)
+            else:
+                return step
         return None
 
     def _write_waiting(self) -> None:

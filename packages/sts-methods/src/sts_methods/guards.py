@@ -62,7 +62,7 @@ class Guard:
         self._collapsed = False
 
     def accepts(self, loss: Tensor, batches: Sequence[Batch], step: int) -> bool:
-        """Whether the gradients of this loss may be applied. Called on every rank at every step, before the optimizer."""
+        """Whether this loss's gradients may be applied; asked on every rank at every step, before the optimizer."""
         if not agree(not math.isfinite(loss.item()), loss.device):
             return True
         path = self._save_offender("nonfinite", batches, step, {"loss": loss.item()})
@@ -107,7 +107,7 @@ class Guard:
 def checksum(tensor: Tensor) -> int:
     """CRC-32 of the tensor's bytes, in logical order."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy()) if flat.numel() else 0
+    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
 
 
 def verify_ranks(tensors: Iterable[tuple[str, Tensor]], *, device: torch.device) -> None:

@@ -39,7 +39,7 @@ class Learner:
         self.total_steps, self.steps_per_epoch = total_steps, steps_per_epoch
         self.method = method.to(runtime.device)
         if config.channels_last:
-            self.method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.method.to(memory_format=torch.channels_last)
         if config.compile:
             # The networks and not the whole forward, which a new step number would have compiled again.
             method.backbone("student").compile()

@@ -21,7 +21,7 @@ def cpu_supports(precision: Precision) -> bool:
 
 
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
-    """The dtype to autocast to on `device`, or None for float32; a CPU without the hardware gets float32 and a warning."""
+    """The dtype to autocast to, or None for float32; a CPU without the hardware gets float32 and a warning."""
     if precision == "float32":
         return None
     if device.type == "cpu" and not cpu_supports(precision):

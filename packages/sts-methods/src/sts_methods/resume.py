@@ -26,7 +26,8 @@ OPERATIONAL = {
 
 def config_to_json(config: Any) -> dict[str, Any]:
     """A config dataclass as JSON values, each nested config as an object."""
-    assert is_dataclass(config) and not isinstance(config, type)
+    assert is_dataclass(config)
+    assert not isinstance(config, type)
     values: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return values
 

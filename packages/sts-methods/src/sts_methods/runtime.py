@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sts_methods.checkpoint import CheckpointStore
+from sts_methods.checkpoint import CheckpointStore, read_checkpoint
 from sts_methods.metrics import MetricsLog
 from sts_methods.progress import ProgressDisplay
 
@@ -112,7 +112,13 @@ class LocalRuntime:
         return distribute(module)
 
     def restore(self) -> dict[str, Any] | None:
-        return self.checkpoints.latest()
+        """The newest intact checkpoint; rank 0 chooses, so that a damaged one cannot split the group."""
+        step = self.checkpoints.newest_intact() if self.rank == 0 else None
+        if self.world_size > 1:
+            chosen = [step]
+            dist.broadcast_object_list(chosen, src=0)
+            step = chosen[0]
+        return None if step is None else read_checkpoint(self.checkpoints.path(step))
 
     def start(self, plan: RunPlan) -> None:
         if self.rank != 0:

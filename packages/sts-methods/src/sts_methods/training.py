@@ -69,7 +69,7 @@ class TrainingConfig:
     on_collapse: Reaction = "warn"
     """Collapsed features stop the run, or give a warning."""
     collapse_feature_std: float = 1e-3
-    """Features count as collapsed below this standard deviation (L2-normalised, healthy is about 1/sqrt(dimensions))."""
+    """Features count as collapsed below this standard deviation (of L2-normalised ones, healthy is 1/sqrt(width))."""
     collapse_effective_rank: float = 1.05
     """Features count as collapsed below this effective rank (1 is a line); 0 does not look at it."""
     track_drift: bool = False
