@@ -3,6 +3,7 @@
 from sts_methods.backbones import build_backbone
 from sts_methods.byol import Byol, ByolConfig
 from sts_methods.dino import Dino, DinoConfig
+from sts_methods.export import ExportReport, export, load_backbone, save_backbone
 from sts_methods.fixmatch import FixMatch, FixMatchConfig
 from sts_methods.mean_teacher import MeanTeacher, MeanTeacherConfig
 from sts_methods.method import Batch, StepResult, StudentTeacherMethod
@@ -16,6 +17,7 @@ __all__ = [
     "ByolConfig",
     "Dino",
     "DinoConfig",
+    "ExportReport",
     "FixMatch",
     "FixMatchConfig",
     "MeanTeacher",
@@ -27,4 +29,7 @@ __all__ = [
     "StudentTeacherMethod",
     "build_backbone",
     "build_method",
+    "export",
+    "load_backbone",
+    "save_backbone",
 ]

@@ -4,8 +4,6 @@ import difflib
 import re
 from typing import Literal, cast
 
-import timm
-from timm.models.resnet import ResNet
 from torch import nn
 
 from sts_core.errors import ConfigError
@@ -48,6 +46,9 @@ def _wide_resnet(depth: int, width: int, *, stem: Stem, pretrained: bool) -> Wid
 
 
 def _from_timm(name: str, *, pretrained: bool) -> nn.Module:
+    import timm  # takes seconds: those who only read configs do not wait for it
+    from timm.models.resnet import ResNet
+
     if not timm.is_model(name):
         similar = difflib.get_close_matches(name, [*timm.list_models(), "wrn_28_2", "wrn_28_8"], n=1)
         hint = f"did you mean {similar[0]!r}" if similar else "timm.list_models() lists them"
@@ -65,6 +66,8 @@ def _from_timm(name: str, *, pretrained: bool) -> nn.Module:
 
 
 def _use_cifar_stem_(network: nn.Module, name: str, *, pretrained: bool) -> None:
+    from timm.models.resnet import ResNet
+
     if not isinstance(network, ResNet) or pretrained:
         raise ConfigError(
             f'stem="cifar" replaces the first layers of a ResNet that is trained from scratch, got {name!r} with '
