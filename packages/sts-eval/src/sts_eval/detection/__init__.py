@@ -1,0 +1,15 @@
+"""Detection transfer: fine-tune Faster R-CNN R50-C4 from a backbone on VOC07+12 and report AP, AP50 and AP75."""
+
+from sts_eval.detection.config import DetectionConfig
+from sts_eval.detection.evaluation import Detections, VocScores, evaluate_voc
+from sts_eval.detection.voc import VOC_CLASSES, VocSplit, read_voc_split
+
+__all__ = [
+    "VOC_CLASSES",
+    "DetectionConfig",
+    "Detections",
+    "VocScores",
+    "VocSplit",
+    "evaluate_voc",
+    "read_voc_split",
+]
