@@ -14,6 +14,7 @@ from sts_eval.corruptions import (
     evaluate_cell,
     merge_cells,
 )
+from sts_eval.compare import Comparison, compare_with_paper, comparison_table, load_run
 from sts_eval.dynamics import DriftCurve, DriftRecord, drift_curve, read_drift, smoothing_effect, teacher_dynamics
 from sts_eval.errors import CheckpointError, DataError
 from sts_eval.features import FeatureConfig, Features, extract_features
@@ -28,16 +29,19 @@ from sts_eval.images import CentreCrop, image_folder
 from sts_eval.linear import LinearProbeResult, linear_probe
 from sts_eval.linear_config import LinearProbeConfig, byol_protocol, fast_protocol, moco_protocol
 from sts_eval.neighbours import NeighboursConfig, NeighboursResult, nearest_neighbours
+from sts_eval.published import PUBLISHED, PublishedNumber, published, published_rows
 from sts_eval.results import RunResults, add_entries, read_results, write_results
 from sts_eval.source import Backbone, load_source
 
 __all__ = [
+    "PUBLISHED",
     "ArrayCorruptions",
     "Backbone",
     "CellResult",
     "CentreCrop",
     "CheckpointAccuracy",
     "CheckpointError",
+    "Comparison",
     "CleanArrays",
     "CleanFolder",
     "CorruptionConfig",
@@ -55,11 +59,14 @@ __all__ = [
     "LinearProbeResult",
     "NeighboursConfig",
     "NeighboursResult",
+    "PublishedNumber",
     "RunResults",
     "add_entries",
     "byol_protocol",
     "cells_of",
     "classification_accuracy",
+    "compare_with_paper",
+    "comparison_table",
     "compare_corruptions",
     "corruption_robustness",
     "drift_curve",
@@ -70,10 +77,13 @@ __all__ = [
     "few_labels",
     "image_folder",
     "linear_probe",
+    "load_run",
     "load_source",
     "merge_cells",
     "moco_protocol",
     "nearest_neighbours",
+    "published",
+    "published_rows",
     "read_drift",
     "read_results",
     "smoothing_effect",

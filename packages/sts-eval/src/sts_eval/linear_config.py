@@ -1,7 +1,7 @@
 """The linear evaluation protocols as values: MoCo's, BYOL's, and a fast one for daily work."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from sts_core.errors import ConfigError
@@ -48,13 +48,10 @@ class LinearProbeConfig:
     """Accept training or test data in which some class has no image."""
     seed: int = 0
     """Key of the initial weights, the order of the data, the held-out part and the augmentation."""
-    settings: tuple[float, ...] = field(init=False, repr=False)
-    """The grid in use: learning rates or regularisations, by solver."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rates", "regularisations", "milestones"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "settings", self.learning_rates if self.solver == "sgd" else self.regularisations)
         self._check_choices()
         self._check_numbers()
 
@@ -76,6 +73,11 @@ class LinearProbeConfig:
         if not 0.0 <= self.held_out_fraction < 1.0 or not 0.0 <= self.momentum < 1.0:
             got = f"{self.held_out_fraction} and {self.momentum}"
             raise ConfigError(f"held_out_fraction and momentum must be in [0, 1), got {got}: lower them")
+
+    @property
+    def settings(self) -> tuple[float, ...]:
+        """The grid in use: learning rates or regularisations, by solver."""
+        return self.learning_rates if self.solver == "sgd" else self.regularisations
 
     def rate_factor(self, step: int, steps_per_epoch: int) -> float:
         """What the base learning rate is multiplied with at `step`.

@@ -1,0 +1,144 @@
+"""The rows of the paper that can be repeated, what each was trained with, and which of them a run belongs to."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sts_eval.linear_config import LinearProbeConfig, byol_protocol, moco_protocol
+
+IMAGENET_TRAIN_IMAGES = 1_281_167
+IMAGENET_TEST_IMAGES = 50_000
+FIXMATCH_STEPS = 2**20
+IDENTITY = ("method", "smoothing", "granularity")
+"""What makes a run an instance of a row at all; everything else is whether it may stand beside it."""
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of a table, how its columns are measured, and the conditions it was trained under."""
+
+    table: str
+    row: str
+    evaluation: str
+    metrics: Mapping[str, str]
+    """Metric of results.json for each column."""
+    conditions: Mapping[str, Any]
+
+    def obstacles(self, conditions: Mapping[str, Any]) -> list[str]:
+        """Where a run departs from the row, each as `epochs 2 instead of 200`."""
+        return [
+            f"{name} {conditions.get(name, 'unknown')} instead of {value}"
+            for name, value in self.conditions.items()
+            if conditions.get(name) != value
+        ]
+
+    def is_of(self, conditions: Mapping[str, Any]) -> bool:
+        """Whether the run has this row's method, smoothing and granularity."""
+        return all(conditions.get(name) == self.conditions[name] for name in IDENTITY if name in self.conditions)
+
+
+LINEAR = {"top-1": "top1", "top-5": "top5"}
+DETECTION = {"AP50": "AP50", "AP": "AP", "AP75": "AP75"}
+
+
+def _imagenet(method: str, smoothing: str, epochs: int = 200, granularity: str | None = None) -> dict[str, Any]:
+    conditions: dict[str, Any] = {"method": method, "smoothing": smoothing}
+    conditions |= {"dataset": "imagenet", "backbone": "resnet50"}
+    conditions |= {"epochs": epochs, "global_batch_size": 256}
+    return conditions | ({"granularity": granularity or "layer"} if smoothing in ("se", "sts") else {})
+
+
+def _linear(table: str, row: str, conditions: dict[str, Any]) -> PaperRow:
+    metrics = {"top-1": "top1"} if table == "granularity" else LINEAR
+    return PaperRow(table, row, "linear", metrics, conditions)
+
+
+def _few_labels(row: str, smoothing: str) -> list[PaperRow]:
+    rows = []
+    for dataset, backbone, counts in (
+        ("cifar10", "wrn_28_2", (20, 40, 250, 4000)),
+        ("cifar100", "wrn_28_8", (200, 400, 2500, 10000)),
+    ):
+        for labels in counts:
+            conditions: dict[str, Any] = {"method": "fixmatch", "smoothing": smoothing}
+            conditions |= {"dataset": dataset, "backbone": backbone}
+            conditions |= {"num_labels": labels, "steps": FIXMATCH_STEPS, "global_batch_size": 64}
+            column = f"CIFAR-{dataset.removeprefix('cifar')} {labels}"
+            rows.append(PaperRow("few-labels", row, "few-labels", {column: "top1"}, conditions))
+    return rows
+
+
+UNITS = {"LW": "layer", "CW": "channel", "NW": "neuron"}
+ROWS: tuple[PaperRow, ...] = (
+    *(
+        _linear("effect-of-se", f"{name} {label}", _imagenet(name.lower(), smoothing))
+        for name in ("MoCo", "BYOL")
+        for label, smoothing in (("none", "none"), ("SE", "se"))
+    ),
+    *(
+        _linear("effect-of-sts", f"{name} {label}", _imagenet(name.lower(), label.lower()))
+        for name in ("MoCo", "BYOL")
+        for label in ("TMA", "STS")
+    ),
+    *(
+        _linear("state-of-the-art", f"Ours (BYOL + STS) {epochs}", _imagenet("byol", "sts", epochs))
+        for epochs in (300, 1000)
+    ),
+    _linear("granularity", "TMA", _imagenet("byol", "tma")),
+    *(
+        _linear("granularity", f"{label} {unit}", _imagenet("byol", label.lower(), granularity=granularity))
+        for label in ("SE", "STS")
+        for unit, granularity in UNITS.items()
+    ),
+    PaperRow("voc", "Ours", "voc", DETECTION, _imagenet("byol", "sts")),
+    *_few_labels("FixMatch", "tma"),
+    *_few_labels("FixMatch (STS)", "sts"),
+)
+
+
+def rows_of(conditions: Mapping[str, Any], evaluation: str, named: Mapping[str, str] | None = None) -> list[PaperRow]:
+    """The rows that a run is nearest to: the one it names, or those of its method and smoothing with fewest departures."""
+    rows = [row for row in ROWS if row.evaluation == evaluation]
+    if named is not None and any((row.table, row.row) == (named["table"], named["row"]) for row in rows):
+        rows = [row for row in rows if (row.table, row.row) == (named["table"], named["row"])]
+    else:
+        rows = [row for row in rows if row.is_of(conditions)]
+    fewest = min((len(row.obstacles(conditions)) for row in rows), default=0)
+    return [row for row in rows if len(row.obstacles(conditions)) == fewest]
+
+
+def smoothing_name(momentum: float, preserve_probability: float) -> str:
+    """none, tma, se or sts."""
+    names = {(True, True): "none", (False, True): "tma", (True, False): "se", (False, False): "sts"}
+    return names[momentum == 0.0, preserve_probability == 0.0]
+
+
+def describe_training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The conditions of a run from its config.json; what the config does not say is left out."""
+    training = config.get("training", config)
+    method, smoothing, data = (dict(training.get(key) or {}) for key in ("method", "smoothing", "data"))
+    found = {
+        "method": method.get("name"),
+        "backbone": method.get("backbone"),
+        "dataset": data.get("dataset"),
+        "num_labels": data.get("num_labels"),
+        **{key: training.get(key) for key in ("epochs", "steps", "global_batch_size")},
+    }
+    if "momentum" in smoothing and "preserve_probability" in smoothing:
+        found["smoothing"] = smoothing_name(smoothing["momentum"], smoothing["preserve_probability"])
+        if found["smoothing"] in ("se", "sts"):
+            found["granularity"] = smoothing.get("granularity", "layer")
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def protocol_obstacles(method: str, entry: Mapping[str, Any]) -> list[str]:
+    """Where a linear evaluation departs from the one behind the paper's rows of this method."""
+    paper = byol_protocol() if method == "byol" else moco_protocol()
+    ours = LinearProbeConfig(**entry["protocol"]) if "protocol" in entry else None
+    if ours is None:
+        return ["linear protocol unknown"]
+    ignored = ("seed", "regularisations", "allow_missing_classes", "evaluate_every_epochs")
+    left, right = asdict(ours), asdict(paper)
+    found = [f"linear {k} {left[k]} instead of {right[k]}" for k in right if k not in ignored and left[k] != right[k]]
+    sizes = {"num_train": IMAGENET_TRAIN_IMAGES, "num_test": IMAGENET_TEST_IMAGES}
+    return found + [f"linear {k} {entry.get(k)} instead of {v}" for k, v in sizes.items() if entry.get(k) != v]
