@@ -1,6 +1,7 @@
 """Measure a backbone, and set the numbers beside the paper's: see README.md."""
 
 from sts_eval.accuracy import top_k_accuracy
+from sts_eval.compare import Comparison, compare_with_paper, comparison_table, load_run
 from sts_eval.corruption_arrays import ArrayCorruptions
 from sts_eval.corruption_data import FolderCorruptions
 from sts_eval.corruption_differences import CorruptionDifference, compare_corruptions
@@ -14,7 +15,6 @@ from sts_eval.corruptions import (
     evaluate_cell,
     merge_cells,
 )
-from sts_eval.compare import Comparison, compare_with_paper, comparison_table, load_run
 from sts_eval.dynamics import DriftCurve, DriftRecord, drift_curve, read_drift, smoothing_effect, teacher_dynamics
 from sts_eval.errors import CheckpointError, DataError
 from sts_eval.features import FeatureConfig, Features, extract_features
@@ -41,9 +41,9 @@ __all__ = [
     "CentreCrop",
     "CheckpointAccuracy",
     "CheckpointError",
-    "Comparison",
     "CleanArrays",
     "CleanFolder",
+    "Comparison",
     "CorruptionConfig",
     "CorruptionDifference",
     "CorruptionResult",
@@ -65,9 +65,9 @@ __all__ = [
     "byol_protocol",
     "cells_of",
     "classification_accuracy",
+    "compare_corruptions",
     "compare_with_paper",
     "comparison_table",
-    "compare_corruptions",
     "corruption_robustness",
     "drift_curve",
     "evaluate_cell",

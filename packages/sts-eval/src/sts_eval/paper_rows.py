@@ -97,7 +97,7 @@ ROWS: tuple[PaperRow, ...] = (
 
 
 def rows_of(conditions: Mapping[str, Any], evaluation: str, named: Mapping[str, str] | None = None) -> list[PaperRow]:
-    """The rows that a run is nearest to: the one it names, or those of its method and smoothing with fewest departures."""
+    """The rows nearest to a run: the one it names, or those of its method and smoothing with the fewest departures."""
     rows = [row for row in ROWS if row.evaluation == evaluation]
     if named is not None and any((row.table, row.row) == (named["table"], named["row"]) for row in rows):
         rows = [row for row in rows if (row.table, row.row) == (named["table"], named["row"])]
