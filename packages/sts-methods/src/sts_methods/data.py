@@ -1,20 +1,21 @@
 """Training data as a function of (seed, step), and data to evaluate on."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count, islice
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from sts_core.errors import ConfigError
-from sts_methods.augment import augment_batch
-from sts_methods.datasets import IMAGENET_STATISTICS, STATISTICS, DatasetName, ImageArrays, open_source
-from sts_methods.draws import LABELLED_ORDER_STREAM, LABELLED_VIEW_STREAM, ORDER_STREAM, VIEW_STREAM
+from sts_methods.datasets import DatasetName, ImageArrays, Source, Statistics, open_source, statistics_of
+from sts_methods.draws import LABELLED_ORDER_STREAM, ORDER_STREAM
 from sts_methods.evaluation import EvaluationDataset
+from sts_methods.feeds import ArrayFeed, FileFeed, Pictures, Request
 from sts_methods.labels import LabelSplit, label_split
 from sts_methods.method import Batch
-from sts_methods.sampler import Keys, StatelessSampler
+from sts_methods.sampler import Keys, Place, StatelessSampler
 from sts_methods.views import (
     CropView,
     Views,
@@ -77,8 +78,6 @@ class DataConfig:
         views = _recipe_views(self)
         if self.crop_scale_min is None:
             return views
-        from dataclasses import replace
-
         low = self.crop_scale_min
         return tuple(
             replace(v, crop_scale=(low, max(low, v.crop_scale[1])))
@@ -101,32 +100,18 @@ def _recipe_views(config: DataConfig) -> Views:
     return two_views(recipe=config.recipe, image_size=size)
 
 
-def normalise(images: Tensor, dataset: DatasetName) -> Tensor:
-    """(x/255 − mean)/std per channel, in channels_last order."""
-    mean, std = (torch.tensor(s, device=images.device)[None, :, None, None] for s in _statistics(dataset))
-    x = images.to(torch.float32, memory_format=torch.channels_last)
-    return (x - mean * 255).div_(std * 255)
-
-
-def _statistics(dataset: DatasetName) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return STATISTICS.get(dataset, IMAGENET_STATISTICS)
-
-
 class TrainingData:
     """The batches of one rank. `steps(k)` depends on (seed, k) alone."""
 
     def __init__(
-        self, config: DataConfig, source: ImageArrays, *, seed: int, global_batch_size: int, accumulation: int,
-        rank: int, world_size: int, device: torch.device,
+        self, source: Source, feed: ArrayFeed | FileFeed, split: LabelSplit | None, *, place: Place, ratio: int,
+        seed: int, global_batch_size: int, device: torch.device, statistics: Statistics,
     ) -> None:  # fmt: skip
         self.num_samples = len(source)
         self.num_classes = None if source.classes is None else len(source.classes)
-        self._config, self._seed, self._device = config, seed, device
-        self._accumulation, self._rank, self._world_size = accumulation, rank, world_size
-        self._views = config.views()
-        self._images = source.images.to(device)
-        self.label_split = _label_split(config, source, seed)
-        ratio = 1 if self.label_split is None else config.unlabelled_ratio
+        self.label_split = split
+        self._place = place
+        self._labels, self._feed, self._device, self._statistics = source.labels, feed, device, statistics
         self._sampler = StatelessSampler(
             num_samples=len(source),
             batch_size=global_batch_size * ratio,
@@ -135,51 +120,79 @@ class TrainingData:
             drop_last=True,
         )
         self._labelled_sampler = None
-        if self.label_split is not None:
-            assert source.labels is not None
-            self._labels = torch.from_numpy(source.labels).to(device)
+        if split is not None:
             self._labelled_sampler = StatelessSampler(
-                num_samples=self.label_split.num_labels, batch_size=global_batch_size, seed=seed,
-                stream=LABELLED_ORDER_STREAM, drop_last=False,
+                num_samples=split.num_labels, batch_size=global_batch_size, seed=seed, stream=LABELLED_ORDER_STREAM,
+                drop_last=False,
             )  # fmt: skip
         self.steps_per_epoch = self._sampler.steps_per_epoch
 
+    @property
+    def skipped(self) -> dict[int, str]:
+        """The images that could not be read so far, by index, each with the reason."""
+        return self._feed.skipped
+
     def steps(self, start: int = 0) -> Iterator[tuple[Batch, ...]]:
-        """Micro-batches of optimizer step `start`, `start` + 1, ... without end."""
-        step = start
+        """The micro-batches of optimizer step `start`, `start` + 1, ... without end."""
+        batches = (self._batch(*made) for made in self._feed.pictures(self._requests(start)))
         while True:
-            yield tuple(self._micro_batch(step, micro) for micro in range(self._accumulation))
-            step += 1
+            yield tuple(islice(batches, self._place.accumulation))
 
-    def _micro_batch(self, step: int, micro: int) -> Batch:
-        keys = self._share(self._sampler.batch(step), micro)
-        views = tuple(self._view(number, keys, VIEW_STREAM) for number in range(len(self._views)))
-        indices = torch.from_numpy(keys.indices).to(self._device)
-        if self._labelled_sampler is None or self.label_split is None:
-            return Batch(views=views, indices=indices, step=step)
-        drawn = self._share(self._labelled_sampler.batch(step), micro)
-        labelled = Keys(self.label_split.indices[drawn.indices], drawn.epochs)
-        labels = self._labels[torch.from_numpy(labelled.indices).to(self._device)]
-        images = self._view(0, labelled, LABELLED_VIEW_STREAM)
-        return Batch(views=views, indices=indices, step=step, labelled=images, labels=labels)
+    def _requests(self, start: int) -> Iterator[Request]:
+        for step in count(start):
+            unlabelled = self._sampler.batch(step)
+            labelled = None if self._labelled_sampler is None else self._labelled_sampler.batch(step)
+            for micro in range(self._place.accumulation):
+                own = None if labelled is None else self._labelled_keys(self._place.share(labelled, micro))
+                yield Request(step, self._place.share(unlabelled, micro), own)
 
-    def _share(self, keys: Keys, micro: int) -> Keys:
-        micro_keys = keys.share(part=micro, num_parts=self._accumulation)
-        return micro_keys.share(part=self._rank, num_parts=self._world_size)
+    def _labelled_keys(self, drawn: Keys) -> Keys:
+        """Positions in the labelled set as indices of the whole dataset."""
+        assert self.label_split is not None
+        return Keys(self.label_split.indices[drawn.indices], drawn.epochs)
 
-    def _view(self, number: int, keys: Keys, stream: int) -> Tensor:
-        images = self._images[torch.from_numpy(keys.indices).to(self._device)]
-        x = augment_batch(images, self._views[number], keys, seed=self._seed, stream=stream + number)
-        return normalise(x, self._config.dataset)
+    def _batch(self, request: Request, pictures: Pictures) -> Batch:
+        views = tuple(normalise(x, self._statistics) for x in pictures.views)
+        indices = torch.from_numpy(pictures.indices).to(self._device)
+        if pictures.labelled is None or self._labels is None:
+            return Batch(views=views, indices=indices, step=request.step)
+        labels = torch.from_numpy(self._labels[pictures.labelled_indices]).to(self._device)
+        labelled = normalise(pictures.labelled, self._statistics)
+        return Batch(views=views, indices=indices, step=request.step, labelled=labelled, labels=labels)
 
 
-def _label_split(config: DataConfig, source: ImageArrays, seed: int) -> LabelSplit | None:
+def normalise(images: Tensor, statistics: Statistics) -> Tensor:
+    """(x/255 − mean)/std per channel, in channels_last order."""
+    mean, std = (torch.tensor(s, device=images.device) * 255 for s in statistics)
+    x = images.permute(0, 2, 3, 1)
+    width = x.shape[2]
+    # One row of pixels at a time: a dimension of three channels alone would keep the CPU from vectorising (7 times).
+    rows = x.reshape(-1, width * 3).to(torch.float32, copy=True).sub_(mean.repeat(width)).div_(std.repeat(width))
+    return rows.reshape(x.shape).permute(0, 3, 1, 2)
+
+
+def _label_split(config: DataConfig, source: Source, seed: int) -> LabelSplit | None:
     if config.recipe not in SEMI_SUPERVISED:
         return None
     if source.labels is None:
         raise ConfigError(f"the recipe {config.recipe} needs labels, dataset {config.dataset!r} has none: add labels")
     num = len(source) if config.num_labels is None else config.num_labels
     return label_split(source.labels, num_labels=num, seed=seed)
+
+
+def _feed(
+    config: DataConfig, source: Source, split: LabelSplit | None, seed: int, device: torch.device
+) -> ArrayFeed | FileFeed:
+    views = config.views()
+    if isinstance(source, ImageArrays):
+        if any(isinstance(view, WeakView) for view in views):
+            source = source.resized(config.image_size)
+        return ArrayFeed(source, views, seed=seed, device=device)
+    on_device = device.type != "cpu" if config.device_augmentation is None else config.device_augmentation
+    return FileFeed(
+        source, views, seed=seed, device=device, num_workers=config.num_workers, skip=config.on_error == "skip",
+        on_device=on_device, labelled_set=None if split is None else split.indices,
+    )  # fmt: skip
 
 
 def build_training_data(
@@ -196,24 +209,30 @@ def build_training_data(
             f"global_batch_size must be a positive multiple of accumulation x workers = {accumulation} x {world_size}, "
             f"got {global_batch_size}: choose such a multiple"
         )
+    device = device or torch.device("cpu")
     source = open_source(config.dataset, config.root, "train", image_size=config.image_size)
-    assert isinstance(source, ImageArrays)
-    if any(isinstance(view, WeakView) for view in config.views()):
-        source = source.resized(config.image_size)
+    split = _label_split(config, source, seed)
     return TrainingData(
-        config, source, seed=seed, global_batch_size=global_batch_size, accumulation=accumulation, rank=rank,
-        world_size=world_size, device=device or torch.device("cpu"),
-    )  # fmt: skip
+        source,
+        _feed(config, source, split, seed, device),
+        split,
+        place=Place(accumulation=accumulation, rank=rank, world_size=world_size),
+        ratio=1 if split is None else config.unlabelled_ratio,
+        seed=seed,
+        global_batch_size=global_batch_size,
+        device=device,
+        statistics=statistics_of(config.dataset),
+    )
 
 
 def evaluation_data(config: DataConfig) -> tuple[EvaluationDataset, EvaluationDataset]:
     """The labelled (train, test) sets without augmentation."""
-    statistics = _statistics(config.dataset)
     train, test = (
         EvaluationDataset(
             open_source(config.dataset, config.root, split, image_size=config.image_size),
-            image_size=config.image_size, statistics=statistics,
+            image_size=config.image_size,
+            statistics=statistics_of(config.dataset),
         )
         for split in ("train", "test")
-    )  # fmt: skip
+    )
     return train, test

@@ -18,8 +18,9 @@ Split = Literal["train", "test"]
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 
 # Mean and standard deviation of the channels, of values in [0, 1].
-IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # MoCo v2, main_moco.py
-STATISTICS = {
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+IMAGENET_STATISTICS: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # MoCo v2, main_moco.py
+STATISTICS: dict[str, Statistics] = {
     "digits": ((0.3053,) * 3, (0.3761,) * 3),  # measured on the training split at 8x8
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),  # kekmodel, dataset/cifar.py
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),  # kekmodel, dataset/cifar.py
@@ -64,6 +65,11 @@ class ImageFiles:
 
 
 Source = ImageArrays | ImageFiles
+
+
+def statistics_of(dataset: DatasetName) -> Statistics:
+    """Mean and standard deviation that images of `dataset` are normalised with; ImageNet's unless we know better."""
+    return STATISTICS.get(dataset, IMAGENET_STATISTICS)
 
 
 def open_source(dataset: DatasetName, root: str | None, split: Split, *, image_size: int) -> Source:

@@ -5,27 +5,37 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sts_core.errors import ConfigError
-from sts_methods.datasets import ImageArrays, Source
+from sts_methods.datasets import ImageArrays, Source, Statistics
+from sts_methods.host import resize_centre
+from sts_methods.reading import read_image
 
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+MARGIN = 256 / 224  # Resize(256), CenterCrop(224): MoCo, main_lincls.py
 
 
 class EvaluationDataset(Dataset[tuple[Tensor, int]]):
-    """Items are (normalised float image [3, size, size], class)."""
+    """Items are (normalised float image [3, size, size], class).
+
+    Images in memory are resized as a whole; files as usual for ImageNet: shorter side to 256/224 of the size, centre.
+    """
 
     def __init__(self, source: Source, *, image_size: int, statistics: Statistics) -> None:
         if source.labels is None or source.classes is None:
             raise ConfigError("evaluation needs labelled images, this dataset has none: use a dataset with labels")
-        assert isinstance(source, ImageArrays)
         self.classes = source.classes
         self.num_classes = len(source.classes)
         self.targets = source.labels
-        self._source = source.resized(image_size)
+        self._source = source.resized(image_size) if isinstance(source, ImageArrays) else source
+        self._image_size = image_size
         self._mean, self._std = (torch.tensor(s)[:, None, None] * 255 for s in statistics)
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = self._source.images[index].float()
-        return (image - self._mean) / self._std, int(self.targets[index])
+        return (self._pixels(index) - self._mean) / self._std, int(self.targets[index])
+
+    def _pixels(self, index: int) -> Tensor:
+        if isinstance(self._source, ImageArrays):
+            return self._source.images[index].float()
+        image = resize_centre(read_image(self._source.paths[index]), size=self._image_size, margin=MARGIN)
+        return torch.from_numpy(image).permute(2, 0, 1).float()

@@ -22,11 +22,29 @@ class Keys:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def __getitem__(self, part: slice) -> "Keys":
+        return Keys(self.indices[part], self.epochs[part])
+
     def share(self, *, part: int, num_parts: int) -> "Keys":
         """The `part`-th of `num_parts` equal, contiguous pieces."""
         size = len(self) // num_parts
-        piece = slice(part * size, (part + 1) * size)
-        return Keys(self.indices[piece], self.epochs[piece])
+        return self[part * size : (part + 1) * size]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Which part of every global batch belongs to this rank."""
+
+    accumulation: int = 1
+    """Micro-batches of an optimizer step."""
+    rank: int = 0
+    """This worker's number."""
+    world_size: int = 1
+    """Number of workers."""
+
+    def share(self, keys: Keys, micro: int) -> Keys:
+        """This rank's samples of micro-batch `micro`; micro-batches are cut first and do not depend on the ranks."""
+        return keys.share(part=micro, num_parts=self.accumulation).share(part=self.rank, num_parts=self.world_size)
 
 
 class StatelessSampler:
