@@ -2,34 +2,52 @@
 
 from sts_methods.backbones import build_backbone
 from sts_methods.byol import Byol, ByolConfig
+from sts_methods.data import DataConfig, TrainingData, build_training_data, evaluation_data
 from sts_methods.dino import Dino, DinoConfig
 from sts_methods.export import ExportReport, export, load_backbone, save_backbone
 from sts_methods.fixmatch import FixMatch, FixMatchConfig
+from sts_methods.labels import LabelSplit, label_split
 from sts_methods.mean_teacher import MeanTeacher, MeanTeacherConfig
 from sts_methods.method import Batch, StepResult, StudentTeacherMethod
 from sts_methods.methods import METHODS, MethodConfig, build_method
 from sts_methods.moco import MoCo, MoCoConfig
+from sts_methods.reading import ImageReadError
+from sts_methods.views import CropView, StrongView, WeakView, multi_crop, two_views, two_weak_views, weak_and_strong
 
 __all__ = [
     "METHODS",
     "Batch",
     "Byol",
     "ByolConfig",
+    "CropView",
+    "DataConfig",
     "Dino",
     "DinoConfig",
     "ExportReport",
     "FixMatch",
     "FixMatchConfig",
+    "ImageReadError",
+    "LabelSplit",
     "MeanTeacher",
     "MeanTeacherConfig",
     "MethodConfig",
     "MoCo",
     "MoCoConfig",
     "StepResult",
+    "StrongView",
     "StudentTeacherMethod",
+    "TrainingData",
+    "WeakView",
     "build_backbone",
     "build_method",
+    "build_training_data",
+    "evaluation_data",
     "export",
+    "label_split",
     "load_backbone",
+    "multi_crop",
     "save_backbone",
+    "two_views",
+    "two_weak_views",
+    "weak_and_strong",
 ]

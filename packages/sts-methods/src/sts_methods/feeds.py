@@ -44,6 +44,12 @@ class Pictures:
     failures: dict[int, str] = field(default_factory=dict)
     """Message for each image that could not be read, by index."""
 
+    def pin_memory(self) -> "Pictures":
+        """Called by the loader when the device is a GPU, so that copies overlap with computation."""
+        self.views = tuple(x.pin_memory() for x in self.views)
+        self.labelled = None if self.labelled is None else self.labelled.pin_memory()
+        return self
+
 
 class ArrayFeed:
     """Views of images that are held on the device, computed batch by batch."""
