@@ -24,7 +24,7 @@ def build_detector(config: DetectionConfig, shape: ResNetShape) -> Detector:
     """A detector on the CPU whose new layers depend on the config's seed alone."""
     require_backend(config.backend)
     with torch.random.fork_rng([]):
-        torch.manual_seed(draw_seed("layers", config.seed))
+        torch.default_generator.manual_seed(draw_seed("layers", config.seed))
         if config.backend == "detectron2":
             return Detectron2Detector(config, shape)
         return TorchvisionDetector(config, shape)

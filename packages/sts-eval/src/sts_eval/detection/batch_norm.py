@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from sts_eval.detection.ranks import is_distributed, sum_over_ranks, world_size
+from sts_eval.parallel import differentiable_sum, is_parallel, world_size
 
 
 class CrossRankBatchNorm2d(nn.BatchNorm2d):
@@ -17,7 +17,7 @@ class CrossRankBatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise [N, C, H, W]."""
-        if not self.training or not is_distributed():
+        if not self.training or not is_parallel():
             return super().forward(input)
         mean, variance, count = self._statistics(input.float())
         self._update_running(mean.detach(), variance.detach(), count)
@@ -28,7 +28,7 @@ class CrossRankBatchNorm2d(nn.BatchNorm2d):
     def _statistics(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         count = input.new_tensor([input.numel() / input.shape[1]])
         local = torch.cat([input.mean(dim=(0, 2, 3)), (input * input).mean(dim=(0, 2, 3)), count])
-        total = sum_over_ranks(local)
+        total = differentiable_sum(local)
         mean, square = (total[:-1] / world_size()).view(2, self.num_features)
         return mean, square - mean * mean, total[-1].detach()
 

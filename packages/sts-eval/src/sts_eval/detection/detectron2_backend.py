@@ -10,7 +10,7 @@ import torch
 from sts_eval.detection.config import DetectionConfig
 from sts_eval.detection.convert import detectron2_name
 from sts_eval.detection.detector import PIXEL_MEAN, PIXEL_STD, Detector, to_detections
-from sts_eval.detection.errors import BackendMissingError
+from sts_eval.detection.errors import BackendMissingError, ConversionError
 from sts_eval.detection.evaluation import Detections
 from sts_eval.detection.resnet import ResNetShape
 from sts_eval.detection.samples import Sample
@@ -72,7 +72,7 @@ class Detectron2Detector(Detector):
         require_detectron2()
         super().__init__()
         if shape.blocks not in _DEPTHS:
-            raise BackendMissingError(
+            raise ConversionError(
                 f"detectron2 builds ResNets of depth 50, 101 and 152, got stages of {shape.blocks} blocks: "
                 "pass backend='torchvision'"
             )
@@ -121,7 +121,9 @@ class Detectron2Detector(Detector):
         device = next(self.model.parameters()).device
         # It samples from the global generator: seed that one for the call alone, by the batch.
         with EventStorage(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(key)
+            torch.default_generator.manual_seed(key)
+            if device.type == "cuda":
+                torch.cuda.default_generators[device.index].manual_seed(key)
             losses: dict[str, torch.Tensor] = self.model(inputs)
         return losses
 

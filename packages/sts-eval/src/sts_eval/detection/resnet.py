@@ -91,3 +91,17 @@ class ResNetC4(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """The output of stage 3 for normalised images [N, 3, H, W]: [N, C, ⌈H/16⌉, ⌈W/16⌉]."""
         return self.stages(images)[-1]
+
+
+class BottleneckResNet(ResNetC4):
+    """A whole ResNet of any shape as a backbone: images to pooled features, with torchvision's names."""
+
+    def __init__(self, shape: ResNetShape, norm: Norm = nn.BatchNorm2d) -> None:
+        super().__init__(shape, norm)
+        self.layer4 = build_stage(shape, 4, norm)
+        self.num_features = shape.num_features
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """[N, 3, H, W] to [N, num_features]."""
+        features: torch.Tensor = self.layer4(super().forward(images))
+        return features.mean(dim=(2, 3))
