@@ -1,7 +1,9 @@
 """The smallest method that has everything a real one has, to test the loop with; as a script, a run to be killed."""
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from sts_methods.batch_norm import use_cross_rank_batch_norm
 from sts_methods.data import DataConfig
 from sts_methods.distributed import gather_batch
 from sts_methods.method import Batch, Network, StepResult, StudentTeacherMethod
+from sts_methods.metrics import MetricsLog
 from sts_methods.optim import OptimizerConfig
 from sts_methods.runtime import LocalRuntime
 from sts_methods.training import TrainingConfig, TrainingResult, fit
@@ -82,6 +85,44 @@ def tiny_config(**changes: Any) -> TrainingConfig:
 def tiny_fit(config: TrainingConfig, runtime: Any) -> TrainingResult:
     assert isinstance(config.method, TinyConfig)
     return fit(config, runtime, method=TinyMethod(config.method, seed=config.seed))
+
+
+def runtime(folder: Path) -> LocalRuntime:
+    return LocalRuntime(folder, progress=False)
+
+
+class CrashError(Exception):
+    """What a CrashingRuntime dies of."""
+
+
+class CrashingRuntime(LocalRuntime):
+    """Dies in the report of the given step, after its checkpoint was handed over."""
+
+    def __init__(self, folder: Path, crash_at: int) -> None:
+        super().__init__(folder, progress=False)
+        self.crash_at = crash_at
+
+    def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
+        super().report(metrics, save)
+        if metrics["step"] == self.crash_at:
+            raise CrashError
+
+
+def weights(result: TrainingResult) -> dict[str, Tensor]:
+    """All tensors of a run: student, teachers, queue."""
+    bank = {f"bank.{n}.{k}": v for n, m in result.bank.items() for k, v in m.state_dict().items()}
+    return {**result.method.state_dict(), **bank}
+
+
+def assert_same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the clock."""
+    entries = MetricsLog(folder / "metrics.jsonl").read()
+    return [{k: v for k, v in entry.items() if k != "images_per_second"} for entry in entries]
 
 
 if __name__ == "__main__":

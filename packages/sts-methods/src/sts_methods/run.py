@@ -2,16 +2,19 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sts_core.errors import ConfigError
 from sts_methods.data import TrainingData, build_training_data
 from sts_methods.drift_tracking import DriftTracker
+from sts_methods.export import save_backbone
 from sts_methods.guards import Guard, agree, verify_ranks
 from sts_methods.learner import Learner
-from sts_methods.method import Batch, StudentTeacherMethod
+from sts_methods.method import Batch, Network, StudentTeacherMethod
 from sts_methods.methods import METHODS, build_method, method_name
 from sts_methods.metrics import MetricWindow
 from sts_methods.resume import check_resumable, config_to_json
@@ -89,9 +92,28 @@ class Run:
             self._report(batches, drift, save=save)
 
     def save_backbones(self) -> None:
-        """Rank 0 leaves teacher.safetensors and student.safetensors, each with its manifest, in the run folder."""
-        if self.runtime.rank != 0:
+        """Rank 0 leaves teacher and student (.safetensors and .json each) and the bank's teachers in the run folder."""
+        if self.runtime.rank != 0 or not hasattr(self.config.method, "backbone"):
             return
+        for network in get_args(Network):
+            self._save_backbone(self.runtime.folder / network, self.learner.method.backbone(network), network)
+        if self.learner.bank is not None:
+            for name, teacher in self.learner.bank.teachers.items():
+                self._save_backbone(self.runtime.folder / "bank" / name, teacher.get_submodule("backbone"), "teacher")
+
+    def _save_backbone(self, path: Path, module: nn.Module, network: Network) -> None:
+        method = self._config_json["method"]
+        smoothing = self._config_json["bank"].get(path.name, self._config_json["smoothing"])
+        save_backbone(
+            path,
+            module,
+            backbone=method["backbone"],
+            stem=method["stem"],
+            network=network,
+            method=method["name"],
+            step=self.step,
+            smoothing=smoothing,
+        )
 
     def close(self) -> None:
         """Stop reading data, and let the runtime finish its writes."""
@@ -133,13 +155,12 @@ class Run:
     def _report(self, batches: Sequence[Batch], drift: Mapping[str, float], *, save: bool) -> None:
         now = time.monotonic()
         applied = self.learner.smoother.applied
-        smoothing = {} if applied is None else {"momentum": applied.momentum, "preserve": applied.preserve_probability}
         self.metrics = {
             "step": self.step,
             "epoch": self.step / self.data.steps_per_epoch,
             **self._window.flush(),
             "learning_rate": self.learner.learning_rate(self.step - 1),
-            **smoothing,
+            **(asdict(applied) if applied is not None else {}),
             "images_per_second": self._num_images / max(now - self._logged_at, 1e-9),
             **drift,
         }

@@ -1,0 +1,120 @@
+"""A run that was killed, at whatever moment, cannot be told from one that was not."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sts_core import spatial_ensemble, temporal_moving_average
+from sts_core.errors import StateError
+from sts_methods.checkpoint import read_manifest
+from sts_methods.optim import OptimizerConfig
+from sts_methods.training import TrainingConfig
+
+
+def _everything(tiny: Any) -> TrainingConfig:
+    """Every part that has state: LARS momentum, micro-batches, a bank, drift, cosine momentum."""
+    config: TrainingConfig = tiny.tiny_config(
+        optimizer=OptimizerConfig(name="lars", lr=20.0, exclude_norm_and_bias=True, warmup_epochs=1),
+        momentum_schedule="cosine",
+        accumulation=2,
+        track_drift=True,
+        bank={"se": spatial_ensemble(0.7), "tma": temporal_moving_average(0.9)},
+        log_every_steps=3,
+    )
+    return config
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_that_crashes_at_random_steps_ends_with_the_same_bits(tiny: Any, tmp_path: Path, seed: int) -> None:
+    config = _everything(tiny)
+    straight = tiny.tiny_fit(config, tiny.runtime(tmp_path / "straight"))
+    reported = sorted({entry["step"] for entry in tiny.logged(tmp_path / "straight")})
+    for crash_at in sorted(random.Random(seed).sample(reported, 3)):
+        with pytest.raises(tiny.CrashError):
+            tiny.tiny_fit(config, tiny.CrashingRuntime(tmp_path / "crashed", crash_at))
+    resumed = tiny.tiny_fit(config, tiny.runtime(tmp_path / "crashed"))
+    tiny.assert_same_bits(tiny.weights(straight), tiny.weights(resumed))
+    assert resumed.step == 12
+    assert tiny.logged(tmp_path / "crashed") == tiny.logged(tmp_path / "straight")
+
+
+@pytest.mark.slow
+def test_a_run_killed_over_and_over_ends_with_the_same_bits(tiny: Any, tmp_path: Path) -> None:
+    config = tiny.tiny_config(steps=200, checkpoint_every_steps=1)
+    straight = tiny.tiny_fit(config, tiny.runtime(tmp_path / "straight"))
+    draws = random.Random(0)
+    script = Path(__file__).with_name("tiny_training.py")
+    folder = tmp_path / "killed"
+    for target in sorted(draws.sample(range(5, 190), 3)):
+        with subprocess.Popen([sys.executable, str(script), str(folder)]) as process:
+            while process.poll() is None and max(tiny.runtime(folder).checkpoints.steps(), default=0) < target:
+                time.sleep(0.001)
+            assert process.poll() is None, "the run ended before it could be killed"
+            time.sleep(draws.random() * 0.01)
+            os.kill(process.pid, signal.SIGKILL)
+    resumed = tiny.tiny_fit(config, tiny.runtime(folder))
+    tiny.assert_same_bits(tiny.weights(straight), tiny.weights(resumed))
+    assert [entry["step"] for entry in tiny.logged(folder)] == list(range(1, 201))
+
+
+def test_a_corrupt_newest_checkpoint_costs_time_and_not_bits(tiny: Any, tmp_path: Path) -> None:
+    config = tiny.tiny_config()
+    straight = tiny.tiny_fit(config, tiny.runtime(tmp_path / "straight"))
+    with pytest.raises(tiny.CrashError):
+        tiny.tiny_fit(config, tiny.CrashingRuntime(tmp_path / "torn", 6))
+    newest = tmp_path / "torn" / "checkpoints" / "step-00000006" / "state.pt"
+    newest.write_bytes(newest.read_bytes()[:500])
+    with pytest.warns(UserWarning, match="step-00000006"):
+        resumed = tiny.tiny_fit(config, tiny.runtime(tmp_path / "torn"))
+    tiny.assert_same_bits(tiny.weights(straight), tiny.weights(resumed))
+
+
+def test_a_finished_run_returns_its_result_again_without_training(tiny: Any, tmp_path: Path) -> None:
+    first = tiny.tiny_fit(tiny.tiny_config(), tiny.runtime(tmp_path))
+    again = tiny.tiny_fit(tiny.tiny_config(), tiny.runtime(tmp_path))
+    tiny.assert_same_bits(tiny.weights(first), tiny.weights(again))
+    assert again.metrics == first.metrics
+    assert again.step == 12
+
+
+def test_a_changed_config_is_refused_by_name_and_operational_settings_are_not(tiny: Any, tmp_path: Path) -> None:
+    tiny.tiny_fit(tiny.tiny_config(), tiny.runtime(tmp_path))
+    changed = tiny.tiny_config(smoothing=temporal_moving_average(0.9, buffers="keep"), seed=3)
+    with pytest.raises(StateError, match=r"preserve_probability was 0\.5 and is now 0\.0; seed was 0 and is now 3"):
+        tiny.tiny_fit(changed, tiny.runtime(tmp_path))
+    operational = tiny.tiny_config(checkpoint_every_steps=5, keep_checkpoints=1, log_every_steps=7)
+    assert tiny.tiny_fit(operational, tiny.runtime(tmp_path)).step == 12
+
+
+def test_a_checkpoint_says_what_it_holds_and_only_the_last_few_stay(tiny: Any, tmp_path: Path) -> None:
+    tiny.tiny_fit(tiny.tiny_config(keep_checkpoints=2), tiny.runtime(tmp_path))
+    folders = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert folders[-1] == "step-00000012"
+    assert len(folders) <= 2
+    meta = read_manifest(tmp_path / "checkpoints" / "step-00000012")["meta"]
+    assert meta["config"]["method"] == {
+        "name": "TinyConfig",
+        "width": 8,
+        "nan_at_step": -1,
+        "collapse_from_step": 1 << 30,
+    }
+    assert meta["config"]["smoothing"]["preserve_probability"] == 0.5
+    assert (meta["step"], meta["epoch"], meta["world_size"], meta["label_split"]) == (12, 3.0, 1, None)
+    assert meta["metrics"]["preserve_probability"] == 0.5
+    assert json.loads((tmp_path / "config.json").read_text()) == meta["config"]
+
+
+def test_checkpoints_by_the_minute_are_written_when_metrics_are_logged(tiny: Any, tmp_path: Path) -> None:
+    runtime = tiny.CrashingRuntime(tmp_path, 6)
+    config = tiny.tiny_config(checkpoint_every_steps=None, checkpoint_every_minutes=1e-9, log_every_steps=3)
+    with pytest.raises(tiny.CrashError):
+        tiny.tiny_fit(config, runtime)
+    assert runtime.checkpoints.steps() == [3, 6]

@@ -1,0 +1,224 @@
+"""The loop: what a step does, what it logs and what stops it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sts_core import Smoother, SmoothingConfig, no_smoothing, spatial_ensemble
+from sts_core.errors import ConfigError
+from sts_methods.data import DataConfig, build_training_data
+from sts_methods.fixmatch import FixMatchConfig
+from sts_methods.guards import CollapseError, NonFiniteLossError
+from sts_methods.learner import Learner
+from sts_methods.optim import OptimizerConfig
+from sts_methods.precision import autocast_dtype, cpu_supports
+from sts_methods.training import TrainingConfig
+
+
+def test_the_loop_equals_the_algorithm_written_out(tiny: Any, tmp_path: Path) -> None:
+    config = tiny.tiny_config(optimizer=OptimizerConfig(lr=0.5, momentum=0.0, weight_decay=0.01, schedule="constant"))
+    config = TrainingConfig(**{**config.__dict__, "channels_last": False})
+    result = tiny.tiny_fit(config, tiny.runtime(tmp_path))
+
+    method = tiny.TinyMethod(config.method, seed=0)
+    smoother = Smoother(student=method.student, teacher=method.teacher, config=config.smoothing, seed=0)
+    batches = build_training_data(config.data, seed=0, global_batch_size=352).steps(0)
+    trained = [p for p in method.parameters() if p.requires_grad]
+    for _ in range(12):
+        loss = method(next(batches)[0]).loss
+        gradients = torch.autograd.grad(loss, trained)
+        with torch.no_grad():
+            for weight, gradient in zip(trained, gradients, strict=True):
+                weight -= 0.5 * 352 / 256 * (gradient + 0.01 * weight)
+        smoother.update()
+    for name, tensor in method.state_dict().items():
+        torch.testing.assert_close(result.method.state_dict()[name], tensor, msg=name)
+
+
+def test_no_smoothing_makes_the_teachers_weights_the_students(tiny: Any, tmp_path: Path) -> None:
+    result = tiny.tiny_fit(tiny.tiny_config(smoothing=no_smoothing(buffers="keep")), tiny.runtime(tmp_path))
+    teacher, student = result.backbone("teacher"), result.backbone("student")
+    assert all(torch.equal(t, s) for t, s in zip(teacher.parameters(), student.parameters(), strict=True))
+
+
+def test_two_runs_of_one_config_are_the_same_to_the_bit(tiny: Any, tmp_path: Path) -> None:
+    first, second = (tiny.tiny_fit(tiny.tiny_config(), tiny.runtime(tmp_path / name)) for name in "ab")
+    tiny.assert_same_bits(tiny.weights(first), tiny.weights(second))
+    assert tiny.logged(tmp_path / "a") == tiny.logged(tmp_path / "b")
+    other = tiny.tiny_fit(tiny.tiny_config(seed=1), tiny.runtime(tmp_path / "c"))
+    assert not torch.equal(tiny.weights(first)["queue"], tiny.weights(other)["queue"])
+
+
+def test_gradient_accumulation_updates_the_teacher_once_per_optimizer_step(tiny: Any, tmp_path: Path) -> None:
+    runtime = tiny.runtime(tmp_path)
+    tiny.tiny_fit(tiny.tiny_config(accumulation=4, steps=4), runtime)
+    state = runtime.restore()
+    assert state is not None
+    assert state["smoother"]["step"] == 4
+
+
+def test_accumulated_gradients_are_the_mean_over_micro_batches(tiny: Any, tmp_path: Path) -> None:
+    config = tiny.tiny_config(accumulation=2, steps=1, optimizer=OptimizerConfig(lr=1.0, scale_lr=False, momentum=0.0))
+    result = tiny.tiny_fit(config, tiny.runtime(tmp_path))
+    method = tiny.TinyMethod(config.method, seed=0)
+    batches = next(build_training_data(config.data, seed=0, global_batch_size=352, accumulation=2).steps(0))
+    sum((method(batch).loss for batch in batches), start=torch.zeros(())).div(2).backward()
+    weight = method.predictor.weight
+    assert weight.grad is not None
+    expected = weight.detach() - (weight.grad + 1e-4 * weight.detach())
+    torch.testing.assert_close(result.method.predictor.weight.detach(), expected)
+
+
+def test_the_momentum_follows_its_schedule_and_a_spatial_ensemble_stays_one(tiny: Any, tmp_path: Path) -> None:
+    def applied(name: str, **changes: Any) -> list[float]:
+        tiny.tiny_fit(tiny.tiny_config(steps=4, **changes), tiny.runtime(tmp_path / name))
+        return [entry["momentum"] for entry in tiny.logged(tmp_path / name)]
+
+    assert applied("constant") == [0.9] * 4
+    assert applied("cosine", momentum_schedule="cosine") == pytest.approx([0.9, 0.914645, 0.95, 0.985355], abs=1e-6)
+    ensemble = spatial_ensemble(0.5, buffers="keep")
+    assert applied("ensemble", smoothing=ensemble, momentum_schedule="cosine") == [0.0] * 4
+
+
+def test_a_banks_teachers_are_those_of_separate_runs(tiny: Any, tmp_path: Path) -> None:
+    # The tiny method's teacher influences its student, so the reference is a run whose own teacher is the same.
+    smoothing = tiny.tiny_config().smoothing
+    result = tiny.tiny_fit(tiny.tiny_config(bank={"same": smoothing}), tiny.runtime(tmp_path))
+    own, banked = result.method.teacher, result.bank["same"]
+    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), banked.parameters(), strict=True))
+
+
+def test_a_nonfinite_loss_stops_before_it_touches_the_weights(tiny: Any, tmp_path: Path) -> None:
+    config = tiny.tiny_config(method=tiny.TinyConfig(nan_at_step=5), checkpoint_every_steps=1)
+    with pytest.raises(NonFiniteLossError, match="step 5"):
+        tiny.tiny_fit(config, tiny.runtime(tmp_path))
+    report = json.loads((tmp_path / "offending" / "nonfinite-step-00000005.json").read_text())
+    batch = next(build_training_data(config.data, seed=0, global_batch_size=352).steps(5))[0]
+    assert report["ranks"] == [{"indices": [batch.indices.tolist()], "loss": "nan"}]
+    state = tiny.runtime(tmp_path).restore()
+    assert state is not None
+    assert state["meta"]["step"] == 5
+    assert all(torch.isfinite(tensor).all() for tensor in state["method"].values())
+
+
+def test_a_nonfinite_loss_can_be_left_out_with_a_warning(tiny: Any, tmp_path: Path) -> None:
+    config = tiny.tiny_config(method=tiny.TinyConfig(nan_at_step=5), on_nonfinite="warn")
+    runtime = tiny.runtime(tmp_path)
+    with pytest.warns(UserWarning, match="the update was left out"):
+        result = tiny.tiny_fit(config, runtime)
+    assert all(torch.isfinite(tensor).all() for tensor in result.method.state_dict().values())
+    state = runtime.restore()
+    assert state is not None
+    assert state["smoother"]["step"] == 11
+    assert tiny.logged(tmp_path)[5]["loss"] is None
+
+
+def test_collapsed_features_stop_the_run_or_warn_once(tiny: Any, tmp_path: Path) -> None:
+    method = tiny.TinyConfig(collapse_from_step=7)
+    with pytest.raises(CollapseError, match=r"step 8: feature_std is 0, below 0\.001"):
+        tiny.tiny_fit(tiny.tiny_config(method=method, on_collapse="stop"), tiny.runtime(tmp_path / "stop"))
+    assert (tmp_path / "stop" / "offending" / "collapse-step-00000008.json").exists()
+    with pytest.warns(UserWarning, match="collapsed") as warned:
+        result = tiny.tiny_fit(tiny.tiny_config(method=method), tiny.runtime(tmp_path / "warn"))
+    assert len(warned) == 1
+    assert result.step == 12
+
+
+def test_drift_is_recorded_once_per_epoch_and_is_zero_for_a_frozen_teacher(tiny: Any, tmp_path: Path) -> None:
+    tiny.tiny_fit(tiny.tiny_config(track_drift=True), tiny.runtime(tmp_path / "moving"))
+    drift = {
+        entry["step"]: entry["parameter_drift"]
+        for entry in tiny.logged(tmp_path / "moving")
+        if "parameter_drift" in entry
+    }
+    assert list(drift) == [4, 8, 12]
+    assert min(drift.values()) > 0.0
+    with pytest.warns(UserWarning, match="freezes"):
+        frozen = SmoothingConfig(momentum=0.0, preserve_probability=1.0, buffers="keep")
+    tiny.tiny_fit(tiny.tiny_config(track_drift=True, smoothing=frozen), tiny.runtime(tmp_path / "frozen"))
+    assert [e["parameter_drift"] for e in tiny.logged(tmp_path / "frozen") if "parameter_drift" in e] == [0.0] * 3
+
+
+def test_channels_last_changes_no_result_beyond_rounding(tiny: Any, tmp_path: Path) -> None:
+    plain, strided = (
+        tiny.tiny_fit(tiny.tiny_config(channels_last=flag, steps=3), tiny.runtime(tmp_path / str(flag)))
+        for flag in (False, True)
+    )
+    assert strided.method.student[0].weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(plain.method.student[0].weight, strided.method.student[0].weight, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not cpu_supports("bfloat16"), reason="this CPU has no bfloat16 arithmetic")
+def test_bfloat16_trains_and_keeps_weights_and_teacher_in_float32(tiny: Any, tmp_path: Path) -> None:
+    result = tiny.tiny_fit(tiny.tiny_config(precision="bfloat16"), tiny.runtime(tmp_path / "bfloat16"))
+    assert {p.dtype for p in result.method.parameters()} == {torch.float32}
+    reference = tiny.tiny_fit(tiny.tiny_config(), tiny.runtime(tmp_path / "float32"))
+    assert result.metrics["loss"] == pytest.approx(reference.metrics["loss"], rel=0.2)
+    assert result.metrics["loss"] != reference.metrics["loss"]
+
+
+def test_a_cpu_without_the_hardware_gets_float32_and_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sts_methods.precision.cpu_supports", lambda precision: False)
+    with pytest.warns(UserWarning, match="no bfloat16 arithmetic"):
+        assert autocast_dtype("bfloat16", torch.device("cpu")) is None
+    assert autocast_dtype("float16", torch.device("cuda")) is torch.float16
+
+
+def test_a_scaler_that_skips_a_step_keeps_the_teacher_from_moving(tiny: Any, tmp_path: Path) -> None:
+    config = tiny.tiny_config()
+    method = tiny.TinyMethod(config.method, seed=0)
+    learner = Learner(config, method, tiny.runtime(tmp_path), total_steps=12, steps_per_epoch=4)
+    learner.scaler = torch.amp.GradScaler("cpu", enabled=True)
+    batches = next(build_training_data(config.data, seed=0, global_batch_size=352).steps(0))
+    learner.accumulate_gradients(batches)
+    assert learner.update_student(0)
+    learner.accumulate_gradients(batches)
+    before = method.predictor.weight.detach().clone()
+    assert method.predictor.weight.grad is not None
+    method.predictor.weight.grad.fill_(float("inf"))
+    assert not learner.update_student(1)
+    assert torch.equal(method.predictor.weight, before)
+
+
+def test_gradients_are_clipped_to_the_norm_asked_for(tiny: Any, tmp_path: Path) -> None:
+    optimizer = OptimizerConfig(lr=1.0, scale_lr=False, momentum=0.0, weight_decay=0.0, clip_gradient_norm=0.01)
+    config = tiny.tiny_config(steps=1, optimizer=optimizer)
+    result = tiny.tiny_fit(config, tiny.runtime(tmp_path))
+    start = tiny.TinyMethod(config.method, seed=0)
+    pairs = [(a, b) for a, b in zip(result.method.parameters(), start.parameters(), strict=True) if a.requires_grad]
+    moved = torch.cat([(a - b).detach().flatten() for a, b in pairs]).norm()
+    assert float(moved) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_buffers_that_do_not_suit_the_methods_teacher_give_a_warning(tiny: Any, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"smoothing\.buffers='keep', got 'copy'"):
+        tiny.tiny_fit(tiny.tiny_config(smoothing=no_smoothing(), steps=1), tiny.runtime(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"epochs": 3}, "exactly one of epochs and steps"),
+        ({"steps": None}, "exactly one of epochs and steps"),
+        ({"steps": 0}, "steps must be positive"),
+        ({"precision": "half"}, "precision must be one of"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1"),
+        ({"on_collapse": "ignore"}, "on_collapse must be one of stop, warn"),
+    ],
+)
+def test_a_setting_outside_its_domain_is_refused_when_the_config_is_made(tiny: Any, wrong: Any, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        tiny.tiny_config(**wrong)
+
+
+def test_a_batch_that_no_epoch_can_fill_is_refused(tiny: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lower global_batch_size"):
+        tiny.tiny_fit(tiny.tiny_config(global_batch_size=1 << 16), tiny.runtime(tmp_path))
+
+
+def test_views_of_another_method_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.recipe must make the views that fixmatch trains on"):
+        TrainingConfig(method=FixMatchConfig(num_classes=10), data=DataConfig(recipe="byol"), steps=1)
