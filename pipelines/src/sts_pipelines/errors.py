@@ -28,5 +28,9 @@ class SchemaError(ConfigError):
         return f"{len(self.problems)} problems: " + "; ".join(self.problems)
 
 
+class RunError(StsError, RuntimeError):
+    """The workers of a run failed for good."""
+
+
 class TrialError(StsError, RuntimeError):
     """A trial did not train with the values that the sweep sampled for it."""

@@ -4,6 +4,7 @@ Nothing here imports torch or ray: the handlers do, when they run, so that `sts 
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -83,6 +84,9 @@ def _run(verb: Verb, arguments: argparse.Namespace, overrides: list[str]) -> int
     except KeyboardInterrupt:
         print("sts: stopped; the same command continues from the newest checkpoint", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except Exception as error:
         if not _is_for_the_user(error):
             raise

@@ -8,24 +8,13 @@ from typing import Any, Literal
 
 from sts_core import SmoothingConfig
 from sts_core.errors import ConfigError
-from sts_methods import TrainingConfig
+from sts_eval import FeatureConfig, LinearProbeConfig, NeighboursConfig
+from sts_methods.resume import OPERATIONAL
+from sts_methods.training import TrainingConfig
 from sts_pipelines.schema import digest, to_dict
 
-Evaluation = Literal["linear", "knn", "classifier", "imagenet-c", "voc"]
+Evaluation = Literal["linear", "knn", "few-labels", "imagenet-c", "voc"]
 Network = Literal["teacher", "student"]
-
-# Settings that change neither the weights nor the data: a run is continued when only these differ.
-OPERATIONAL = (
-    "data.root",
-    "data.num_workers",
-    "log_every_steps",
-    "checkpoint_every_steps",
-    "checkpoint_every_minutes",
-    "keep_checkpoints",
-    "verify_ranks_every_steps",
-    "on_nonfinite",
-    "on_collapse",
-)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -46,7 +35,7 @@ class ClusterConfig:
     cpus_per_worker: float = 1.0
     """CPUs that Ray reserves for a worker; may be a fraction."""
     max_failures: int = 3
-    """How often the worker group is restarted from the newest checkpoint before the run is given up; -1 is without end."""
+    """Restarts of the worker group from the newest checkpoint before the run is given up; -1 is without end."""
     storage_path: str = "runs"
     """Where run folders are made: a path all workers see, or a URI that Ray can write to (s3://, gs://)."""
     address: str | None = None
@@ -77,33 +66,16 @@ class EvaluationConfig:
     """Evaluations that follow the training at once; `sts evaluate --only` runs any of them later."""
     networks: tuple[Network, ...] = ("teacher", "student")
     """Which networks are evaluated; the paper's rows are the teacher's."""
-    linear_epochs: int = 80
-    """Epochs of the linear classifier on frozen features."""
-    linear_lr: float = 0.2
-    """Its learning rate per 256 images."""
-    linear_batch_size: int = 256
-    """Its batch size."""
-    linear_schedule: Literal["cosine", "step"] = "cosine"
-    """Its schedule: cosine, or a tenth at 60 % and 80 % of the epochs."""
-    linear_batch_norm: bool = False
-    """A batch norm after the classifier (BYOL's probe in the paper's code)."""
-    linear_augment: bool = False
-    """Train it on random crops and flips instead of features computed once."""
-    knn_neighbours: int = 20
-    """k of the nearest-neighbour classifier."""
-    knn_temperature: float = 0.07
-    """Temperature of its vote."""
-    batch_size: int = 256
-    """Images per forward pass when features are computed."""
+    linear: LinearProbeConfig = field(default_factory=LinearProbeConfig)
+    """The linear classifier on frozen features."""
+    knn: NeighboursConfig = field(default_factory=NeighboursConfig)
+    """The nearest-neighbour classifier; the first k and temperature are the ones that rank trials."""
+    features: FeatureConfig = field(default_factory=FeatureConfig)
+    """How images are fed to the backbone."""
     imagenet_c_root: str | None = None
     """Folder of the released ImageNet-C images."""
     voc_root: str | None = None
     """Folder that holds VOCdevkit."""
-
-    def __post_init__(self) -> None:
-        for name in ("linear_epochs", "linear_batch_size", "knn_neighbours", "batch_size"):
-            value = getattr(self, name)
-            _require(value >= 1, f"{name} must be at least 1, got {value}: raise it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +112,7 @@ class PipelineConfig:
         share = workers * self.training.accumulation
         _require(
             self.training.global_batch_size % share == 0,
-            f"global_batch_size must be divisible by workers x accumulation = {workers} x {self.training.accumulation}, "
+            f"global_batch_size must be divisible by workers x accumulation = {share}, "
             f"got {self.training.global_batch_size}: change one of them",
         )
 
@@ -154,22 +126,10 @@ class PipelineConfig:
         """The run folder when the storage is a path."""
         return Path(self.cluster.storage_path).expanduser().absolute() / self.run_name
 
-    def with_smoothing(self, name: str, variant: "Variant") -> "PipelineConfig":
+    def with_smoothing(self, name: str, smoothing: SmoothingConfig) -> "PipelineConfig":
         """The same pipeline with another teacher."""
-        training = dataclasses.replace(
-            self.training, smoothing=variant.smoothing, momentum_schedule=variant.momentum_schedule
-        )
+        training = dataclasses.replace(self.training, smoothing=smoothing)
         return dataclasses.replace(self, name=name, training=training)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """A teacher among those that are compared."""
-
-    smoothing: SmoothingConfig
-    """How it follows the student."""
-    momentum_schedule: Literal["constant", "cosine"] = "constant"
-    """Whether m stays or rises to 1 along a cosine; SE needs constant, or its m = 0 would rise too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +138,7 @@ class ComparisonConfig:
 
     pipeline: PipelineConfig = field(metadata={"flatten": True})
     """What all of them share."""
-    variants: Mapping[str, Variant] = field(default_factory=dict)
+    variants: Mapping[str, SmoothingConfig] = field(default_factory=dict)
     """The teachers by name."""
 
     def __post_init__(self) -> None:
@@ -188,7 +148,19 @@ class ComparisonConfig:
     def pipelines(self) -> dict[str, PipelineConfig]:
         """One complete pipeline for each variant."""
         base = self.pipeline
-        return {name: base.with_smoothing(f"{base.name}-{name}", variant) for name, variant in self.variants.items()}
+        return {name: base.with_smoothing(f"{base.name}-{name}", one) for name, one in self.variants.items()}
+
+    @property
+    def run_name(self) -> str:
+        """The name with a digest of all that decides the weights of any variant."""
+        training = to_dict(self.pipeline.training)
+        variants = {name: to_dict(smoothing) for name, smoothing in self.variants.items()}
+        return f"{self.pipeline.name}-{digest(training | {'variants': variants}, ignore=OPERATIONAL)}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds one run folder for each variant, when the storage is a path."""
+        return Path(self.pipeline.cluster.storage_path).expanduser().absolute() / self.run_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +180,7 @@ class GridConfig:
     num_samples: int = 32
     """Samples of a search; a grid has as many trials as cells."""
     coordinates: Literal["m-p", "m_eff-p"] = "m-p"
-    """A search draws (m, p), or p and m_eff = 1 − (1 − p)(1 − m) and solves for m."""
+    """A search draws (m, p), or p and m_eff = 1 - (1-p)(1-m) and solves for m."""
     with_control: bool = False
     """Train for every cell with p > 0 also its control TMA(m_eff)."""
     metric: str = "knn/teacher/top1"

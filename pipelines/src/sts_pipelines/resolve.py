@@ -18,8 +18,19 @@ KINDS: dict[str, type] = {kind_of(cls): cls for cls in (PipelineConfig, Comparis
 def resolve(target: str, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe called `target` with `overrides` applied."""
     cls, plain = _load(target)
+    _refuse_overrides_without_effect(target, cls, overrides)
     recipe: Recipe = from_dict(cls, apply_flags(plain, overrides))
     return recipe
+
+
+def _refuse_overrides_without_effect(target: str, cls: type, overrides: Sequence[str]) -> None:
+    """A comparison and a sweep choose their teachers themselves: setting another one would silently do nothing."""
+    remedies = {ComparisonConfig: "variants.NAME.momentum", SweepConfig: "sweep.momenta"}
+    for flag in overrides:
+        if cls in remedies and flag.startswith(("--smoothing.m", "--smoothing.p", "--smoothing.g")):
+            raise UsageError(
+                f"{target} trains several teachers, so {flag} has no effect: set --{remedies[cls]} instead"
+            )
 
 
 def read_recipe(plain: Mapping[str, Any]) -> Recipe:

@@ -44,7 +44,7 @@ def to_dict(config: Any) -> dict[str, Any]:
     """The plain form of a config."""
     plain: dict[str, Any] = {}
     hints = typing.get_type_hints(type(config))
-    for field in dataclasses.fields(config):
+    for field in _settable(type(config)):
         value = getattr(config, field.name)
         if field.metadata.get("flatten"):
             plain.update(to_dict(value))
@@ -82,7 +82,7 @@ def field_types(cls: type) -> dict[str, Any]:
     """Name and type of every key of a section's plain form, flattened fields included."""
     hints = typing.get_type_hints(cls)
     types_by_name: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):
+    for field in _settable(cls):
         if field.metadata.get("flatten"):
             types_by_name |= field_types(hints[field.name])
         else:
@@ -111,6 +111,11 @@ def section_at(cls: type, plain: Mapping[str, Any], path: Sequence[str]) -> type
             return cls
         cls, plain = member, section
     return cls
+
+
+def _settable(cls: type) -> list[dataclasses.Field[Any]]:
+    """The fields that the constructor takes; derived ones are not part of a config."""
+    return [field for field in dataclasses.fields(cls) if field.init]
 
 
 def _to_plain(value: Any, *, tagged: bool = False) -> Any:
@@ -159,7 +164,7 @@ def _read_dataclass(cls: type, plain: Any, path: str, problems: list[str]) -> An
 def _read_fields(cls: type, plain: Mapping[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):
+    for field in _settable(cls):
         if field.metadata.get("flatten"):
             own = {key: value for key, value in plain.items() if key in field_types(hints[field.name])}
             values[field.name] = _read_dataclass(hints[field.name], own, path, problems)

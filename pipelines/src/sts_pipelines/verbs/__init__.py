@@ -1,4 +1,4 @@
-"""One file per verb. A verb module has EXAMPLES, TAKES_OVERRIDES, add_arguments(parser) and run(arguments, overrides)."""
+"""One file per verb: EXAMPLES, TAKES_OVERRIDES, add_arguments(parser) and run(arguments, overrides)."""
 
 from dataclasses import dataclass
 from typing import Any

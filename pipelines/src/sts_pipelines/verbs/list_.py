@@ -11,6 +11,7 @@ EXAMPLES = """  sts list
   sts list 'fixmatch-cifar10-*'
   sts list --json"""
 TAKES_OVERRIDES = False
+COLUMNS = ("name", "paper", "hardware", "hours")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,25 +27,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
         from sts_pipelines.errors import UsageError
 
         raise UsageError(f"no pipeline matches {arguments.pattern!r}: sts list prints all names")
-    rows = [
-        {"name": e.name, "verb": e.verb, "paper": e.paper, "hardware": e.hardware, "hours": e.hours} for e in entries
-    ]
-    if arguments.json:
-        print(json.dumps(rows, indent=2))
-        return 0
-    print(
-        _table(
-            [
-                ("NAME", "PAPER", "HARDWARE", "HOURS"),
-                *((r["name"], r["paper"], r["hardware"], r["hours"]) for r in rows),
-            ]
-        )
-    )
+    rows = [{column: str(getattr(entry, column)) for column in (*COLUMNS, "verb")} for entry in entries]
+    print(json.dumps(rows, indent=2) if arguments.json else _table(rows))
     return 0
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+def _table(rows: list[dict[str, str]]) -> str:
+    lines = [{column: column.upper() for column in COLUMNS}, *rows]
+    widths = {column: max(len(line[column]) for line in lines) for column in COLUMNS}
+    return "\n".join("  ".join(line[column].ljust(widths[column]) for column in COLUMNS).rstrip() for line in lines)

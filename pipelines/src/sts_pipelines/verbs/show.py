@@ -6,7 +6,7 @@ What it prints can be saved, edited and given back: `sts run mine.yaml`. With --
 import argparse
 
 EXAMPLES = """  sts show byol-imagenet-200ep-sts
-  sts show quickstart --smoothing.momentum 0.9 > mine.yaml
+  sts show byol-digits-sts --smoothing.momentum 0.9 > mine.yaml
   sts show fixmatch-cifar10-40-sts --flags"""
 TAKES_OVERRIDES = True
 

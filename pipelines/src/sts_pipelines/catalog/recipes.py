@@ -1,0 +1,217 @@
+"""The recipes behind the names, each with the source of every number; the names are in the files beside this one.
+
+Sources: "paper" is Spatial Ensemble; "STS repo" its released code; "MoCo v2" facebookresearch/moco main_moco.py with
+--mlp --moco-t 0.2 --aug-plus --cos; "google" google-research/fixmatch; "DeepMind" deepmind-research/byol. Where they
+disagree the comment says whom we follow.
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from sts_core import SmoothingConfig, spatial_temporal_smoothing
+from sts_eval import FeatureConfig, LinearProbeConfig, NeighboursConfig, byol_protocol, fast_protocol, moco_protocol
+from sts_methods import ByolConfig, FixMatchConfig, MoCoConfig
+from sts_methods.data import DataConfig
+from sts_methods.optim import OptimizerConfig
+from sts_methods.training import TrainingConfig
+from sts_pipelines.pipeline import ClusterConfig, EvaluationConfig, PipelineConfig
+
+EIGHT_GPUS = ClusterConfig(num_workers=8, cpus_per_worker=8.0)  # paper: 8 RTX 2080
+ONE_GPU = ClusterConfig(num_workers=1, cpus_per_worker=8.0)
+TWO_CPUS = ClusterConfig(num_workers=2, use_gpu=False, cpus_per_worker=1.0)
+SMALL_BACKBONE = "test_resnet"  # timm's smallest ResNet: 0.4 M weights in four stages
+
+Dataset = Literal["digits", "cifar10"]
+
+
+def byol_teacher(m: float, p: float) -> SmoothingConfig:
+    """BYOL's and MoCo's teachers run in train mode and keep the batch statistics that they see themselves."""
+    return spatial_temporal_smoothing(m, p, buffers="keep")
+
+
+def fixmatch_teacher(m: float, p: float) -> SmoothingConfig:
+    """FixMatch's teacher takes the student's batch statistics (google; LeeDoYup: "much worse" without)."""
+    return spatial_temporal_smoothing(m, p, buffers="copy")
+
+
+def byol_imagenet(name: str, *, epochs: int, m: float, p: float) -> PipelineConfig:
+    """BYOL as in the STS repo, which is what the paper's numbers were made with: SGD, batch 256."""
+    training = TrainingConfig(
+        method=ByolConfig(backbone="resnet50"),  # heads 2048-4096-256 and 256-4096-256 with bias: STS repo
+        smoothing=byol_teacher(m, p),
+        momentum_schedule="cosine",  # STS repo: m rises to 1 along a cosine; the paper does not mention it
+        data=DataConfig(dataset="imagefolder", image_size=224, recipe="byol", num_workers=8),
+        optimizer=OptimizerConfig(
+            lr=0.05,  # STS repo, sts_exp.py; the paper says .1, see byol-imagenet-200ep-sts-lr0.1
+            momentum=0.9,  # paper
+            weight_decay=1e-4,  # paper; on all parameters, batch norm and biases included: STS repo
+            warmup_epochs=10,  # paper
+            warmup_start=2e-5,  # STS repo: from 1e-6; the paper says a factor of .001
+        ),
+        global_batch_size=256,  # paper
+        epochs=epochs,
+        checkpoint_every_minutes=15.0,
+        checkpoint_every_steps=5000,
+    )
+    return PipelineConfig(name=name, training=training, cluster=EIGHT_GPUS, evaluation=_imagenet(byol_protocol()))
+
+
+def byol_deepmind(name: str, *, epochs: int, m: float, p: float) -> PipelineConfig:
+    """BYOL as its authors train it: LARS, batch 4096, made of micro-batches where the GPUs are too few.
+
+    Batch norm then covers a micro-batch, where the original covers all 4096 images.
+    """
+    base = byol_imagenet(name, epochs=epochs, m=m, p=p)
+    training = replace(
+        base.training,
+        method=ByolConfig(backbone="resnet50", output_bias=False),  # DeepMind, utils/networks.py
+        optimizer=OptimizerConfig(
+            name="lars",
+            lr={100: 0.45, 300: 0.3, 1000: 0.2}[epochs],  # DeepMind, configs/byol.py
+            momentum=0.9,
+            weight_decay=1.5e-6 if epochs == 1000 else 1e-6,  # DeepMind, configs/byol.py
+            exclude_norm_and_bias=True,
+            warmup_epochs=10,
+        ),
+        global_batch_size=4096,
+        accumulation=8,
+    )
+    return replace(base, training=training)
+
+
+def moco_imagenet(name: str, *, epochs: int, m: float, p: float) -> PipelineConfig:
+    """MoCo v2 as its authors train it, which the paper follows."""
+    training = TrainingConfig(
+        method=MoCoConfig(backbone="resnet50", queue_size=65_536, temperature=0.2, bn_groups=8),  # MoCo v2
+        smoothing=byol_teacher(m, p),
+        momentum_schedule="constant",  # MoCo v2
+        # MoCo's own augmentation (crops from .2, jitter .4): REFERENCE says the paper's "same as SimCLR" is loose.
+        data=DataConfig(dataset="imagefolder", image_size=224, recipe="moco", num_workers=8),
+        optimizer=OptimizerConfig(
+            lr=0.03,  # MoCo v2 and paper
+            scale_lr=False,  # MoCo v2 does not scale it
+            momentum=0.9,
+            weight_decay=1e-4,  # on all parameters: MoCo v2
+            by_epoch=True,  # MoCo v2: the cosine moves once per epoch
+        ),
+        global_batch_size=256,
+        epochs=epochs,
+        checkpoint_every_minutes=15.0,
+        checkpoint_every_steps=5000,
+    )
+    return PipelineConfig(name=name, training=training, cluster=EIGHT_GPUS, evaluation=_imagenet(moco_protocol()))
+
+
+def fixmatch_cifar(
+    name: str, *, dataset: Literal["cifar10", "cifar100"], labels: int, m: float, p: float
+) -> PipelineConfig:
+    """FixMatch with RandAugment: the student labels its own weak views, the teacher is evaluated."""
+    hundred = dataset == "cifar100"
+    training = TrainingConfig(
+        method=FixMatchConfig(
+            backbone="wrn_28_8" if hundred else "wrn_28_2",  # paper; google#25: width 8 for CIFAR-100
+            num_classes=100 if hundred else 10,
+        ),
+        smoothing=fixmatch_teacher(m, p),
+        data=DataConfig(dataset=dataset, image_size=32, recipe="fixmatch", num_labels=labels, unlabelled_ratio=7),
+        optimizer=OptimizerConfig(
+            lr=0.03,  # google
+            scale_lr=False,
+            momentum=0.9,
+            nesterov=True,  # google
+            weight_decay=1e-3 if hundred else 5e-4,  # google, paper
+            exclude_norm_and_bias=True,  # google: kernels only
+            schedule="cosine_7_16",  # google; the paper says cosine
+        ),
+        global_batch_size=64,  # google, paper; and 7 x 64 unlabelled
+        steps=2**20,  # google, paper
+        checkpoint_every_steps=1024,  # google: 65,536 labelled images between checkpoints
+        keep_checkpoints=20,  # google reports the median of the last 20
+    )
+    cluster = replace(EIGHT_GPUS, num_workers=4) if hundred else ONE_GPU
+    return PipelineConfig(
+        name=name,
+        training=training,
+        cluster=cluster,
+        evaluation=EvaluationConfig(after_training=("few-labels",)),
+    )
+
+
+def byol_small(name: str, *, dataset: Dataset, m: float, p: float) -> PipelineConfig:
+    """BYOL for a laptop. Momenta are shorter than ImageNet's, as the runs are: about a hundred steps, not 1,000,000."""
+    training = TrainingConfig(
+        method=ByolConfig(backbone=SMALL_BACKBONE, stem=_stem(dataset), hidden_dim=256, projection_dim=64),
+        smoothing=byol_teacher(m, p),
+        momentum_schedule="cosine",
+        data=_small_data(dataset, "byol"),
+        optimizer=OptimizerConfig(lr=0.4, warmup_epochs=1.0),
+        global_batch_size=128,
+        steps=_small_steps(dataset),
+        **_SMALL,
+    )
+    return PipelineConfig(name=name, training=training, cluster=TWO_CPUS, evaluation=_small_evaluation())
+
+
+def moco_small(name: str, *, dataset: Dataset, m: float, p: float) -> PipelineConfig:
+    """MoCo for a laptop: a queue of a few batches and two groups of batch norm."""
+    training = TrainingConfig(
+        method=MoCoConfig(backbone=SMALL_BACKBONE, stem=_stem(dataset), dim=64, queue_size=1024, bn_groups=2),
+        smoothing=byol_teacher(m, p),
+        data=_small_data(dataset, "moco"),
+        optimizer=OptimizerConfig(lr=0.12),
+        global_batch_size=128,
+        steps=_small_steps(dataset),
+        **_SMALL,
+    )
+    return PipelineConfig(name=name, training=training, cluster=TWO_CPUS, evaluation=_small_evaluation())
+
+
+def fixmatch_small(name: str, *, dataset: Dataset, labels: int, m: float, p: float) -> PipelineConfig:
+    """FixMatch for a laptop: batches of 16 labelled and 64 unlabelled images, and a lower bar for pseudo-labels."""
+    training = TrainingConfig(
+        method=FixMatchConfig(backbone=SMALL_BACKBONE, stem=_stem(dataset), num_classes=10, threshold=0.9),
+        smoothing=fixmatch_teacher(m, p),
+        data=replace(_small_data(dataset, "fixmatch"), num_labels=labels, unlabelled_ratio=4),
+        optimizer=OptimizerConfig(
+            lr=0.03,
+            scale_lr=False,
+            nesterov=True,
+            weight_decay=5e-4,
+            exclude_norm_and_bias=True,
+            schedule="cosine_7_16",
+        ),
+        global_batch_size=16,
+        steps=_small_steps(dataset),
+        **_SMALL,
+    )
+    evaluation = EvaluationConfig(after_training=("few-labels",))
+    return PipelineConfig(name=name, training=training, cluster=TWO_CPUS, evaluation=evaluation)
+
+
+_SMALL: dict[str, Any] = {
+    "log_every_steps": 5,
+    "checkpoint_every_steps": 50,
+    "verify_ranks_every_steps": 50,
+    "keep_checkpoints": 3,
+}
+
+
+def _stem(dataset: Dataset) -> Literal["imagenet", "cifar"]:
+    # On CIFAR's 32 pixels the ImageNet stem costs a sixteenth, which is what makes minutes of hours.
+    return "cifar" if dataset == "digits" else "imagenet"
+
+
+def _small_data(dataset: Dataset, recipe: Literal["byol", "moco", "fixmatch"]) -> DataConfig:
+    return DataConfig(dataset=dataset, image_size=12 if dataset == "digits" else 32, recipe=recipe)
+
+
+def _small_steps(dataset: Dataset) -> int:
+    return 165 if dataset == "digits" else 1500
+
+
+def _imagenet(linear: LinearProbeConfig) -> EvaluationConfig:
+    return EvaluationConfig(linear=linear, features=FeatureConfig(num_workers=8, channels_last=True))
+
+
+def _small_evaluation() -> EvaluationConfig:
+    return EvaluationConfig(linear=fast_protocol(), knn=NeighboursConfig(ks=(20,), temperatures=(0.07,)))

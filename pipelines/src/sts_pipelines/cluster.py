@@ -1,0 +1,92 @@
+"""Joining a Ray cluster, or starting a small, quiet one of our own that is gone when the command ends."""
+
+import contextlib
+import math
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sts_pipelines.pipeline import ClusterConfig
+
+# Tune's trial actor only waits for its workers, but Tune refuses to start one that asks for nothing.
+TRIAL_CPUS = 0.01
+_OBJECT_STORE_BYTES = 128 << 20  # the data goes through torch loaders, not through Ray's object store
+
+
+def prepare_environment(*, local: bool) -> None:
+    """Settings that Ray reads when it is imported; whatever the user has set stays."""
+    settings = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # `uv run` would make Ray zip the repository and build a new environment for every session.
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        # Workers keep the working directory, so relative data paths mean the same everywhere.
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    }
+    if local:
+        settings |= {
+            "RAY_AUTH_MODE": "token",  # otherwise Ray writes a token into the home directory
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a misnomer: 0 binds the cluster to 127.0.0.1 on Linux
+            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+            "RAY_worker_niceness": "0",  # 15 by default: starved on a shared machine
+            "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+            "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # also how fast a lost worker is noticed
+        }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def ray_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
+    """A connection to the cluster at `config.address`, or a local cluster with room for `num_cpus` logical CPUs.
+
+    A connection that exists already is used and left open. Logs of a local cluster stay when the body fails.
+    """
+    prepare_environment(local=config.address is None)
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    if config.address is not None:
+        ray.init(address=config.address, log_to_driver=False, logging_level="ERROR")
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    with _local_cluster(config, num_cpus=num_cpus):
+        yield
+
+
+@contextlib.contextmanager
+def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
+    import ray
+
+    # Ray's sockets live here and their paths may have at most 107 bytes, hence not in the run folder.
+    session = Path(tempfile.mkdtemp(prefix="sts-", dir="/tmp" if os.path.isdir("/tmp") else None))
+    ray.init(
+        num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
+        # The dashboard process also serves the State API, without which stopped trials never free their resources.
+        include_dashboard=True,
+        dashboard_host="127.0.0.1",
+        dashboard_port=config.dashboard_port,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _temp_dir=str(session),
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    try:
+        yield
+    except BaseException:
+        print(f"sts: Ray's logs are in {session}/session_latest/logs", file=sys.stderr)
+        raise
+    else:
+        ray.shutdown()
+        shutil.rmtree(session, ignore_errors=True)
+    finally:
+        ray.shutdown()

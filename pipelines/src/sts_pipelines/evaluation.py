@@ -1,0 +1,167 @@
+"""Measuring a finished run: both networks, every evaluation asked for, results added to its results.json.
+
+All ranks call `evaluate_run` and share the work; rank 0 writes. An evaluation that is in results.json already, under
+the same settings and for the same training step, is not repeated, so a killed run only does what is missing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sts_eval import (
+    CheckpointAccuracy,
+    Features,
+    RunResults,
+    add_entries,
+    evaluate_checkpoints,
+    extract_features,
+    few_labels,
+    linear_probe,
+    nearest_neighbours,
+    read_drift,
+    read_results,
+)
+from sts_methods import build_method, load_backbone
+from sts_methods.checkpoint import CheckpointStore, read_checkpoint
+from sts_methods.data import evaluation_data
+from sts_pipelines.errors import UsageError
+from sts_pipelines.pipeline import PipelineConfig
+from sts_pipelines.schema import digest, to_dict
+
+Entries = list[dict[str, Any]]
+
+
+def evaluate_run(folder: Path, pipeline: PipelineConfig, *, device: torch.device) -> RunResults | None:
+    """Do all evaluations of the config that results.json does not hold yet; the results on rank 0, None elsewhere."""
+    if dist.is_initialized():
+        dist.barrier()  # rank 0 has saved the networks when all ranks are here
+    if not (folder / "teacher.safetensors").is_file():
+        raise UsageError(f"{folder} has no finished networks: let sts run finish the training first")
+    evaluator = _Evaluator(folder, pipeline, device)
+    for evaluation in pipeline.evaluation.after_training:
+        for network in pipeline.evaluation.networks:
+            evaluator.evaluate(evaluation, network)
+    if pipeline.training.track_drift and _rank() == 0:
+        add_entries(folder, read_drift(folder, epochs=None).entries(), run=folder.name)
+    if dist.is_initialized():
+        dist.barrier()
+    return read_results(folder) if _rank() == 0 and (folder / "results.json").is_file() else None
+
+
+class _Evaluator:
+    """One run under evaluation; features are computed once per network, whoever needs them."""
+
+    def __init__(self, folder: Path, pipeline: PipelineConfig, device: torch.device) -> None:
+        self.folder, self.pipeline, self.device = folder, pipeline, device
+        self.config = pipeline.evaluation
+        self._features: dict[str, tuple[Features, Features]] = {}
+        self._data: tuple[Any, Any] | None = None
+
+    def evaluate(self, evaluation: str, network: str) -> None:
+        measure: Mapping[str, Callable[[str], Entries]] = {
+            "linear": self._linear,
+            "knn": self._knn,
+            "few-labels": self._few_labels,
+            "imagenet-c": self._imagenet_c,
+            "voc": self._voc,
+        }
+        settings = self._settings(evaluation)
+        if self._is_done(evaluation, network, settings):
+            return
+        entries = [{**entry, "settings": settings} for entry in measure[evaluation](network)]
+        if _rank() == 0:
+            add_entries(self.folder, entries, run=self.folder.name)
+
+    def _settings(self, evaluation: str) -> str:
+        """A digest of what an evaluation depends on."""
+        chosen = {"linear": self.config.linear, "knn": self.config.knn}.get(evaluation, self.config)
+        return digest({"evaluation": evaluation, **to_dict(chosen)})
+
+    def _is_done(self, evaluation: str, network: str, settings: str) -> bool:
+        """Rank 0 looks and tells the others, who must not disagree."""
+        done = [False]
+        if _rank() == 0 and (self.folder / "results.json").is_file():
+            entries = read_results(self.folder).entries
+            wanted = (evaluation, network, settings)
+            done = [any((e["evaluation"], e["network"], e.get("settings")) == wanted for e in entries)]
+        if dist.is_initialized():
+            dist.broadcast_object_list(done, src=0)
+        return done[0]
+
+    @property
+    def data(self) -> tuple[Any, Any]:
+        if self._data is None:
+            self._data = evaluation_data(self.pipeline.training.data)
+        return self._data
+
+    def _backbone(self, network: str) -> nn.Module:
+        module, _ = load_backbone(self.folder / f"{network}.safetensors")
+        return module.to(self.device)
+
+    def _features_of(self, network: str) -> tuple[Features, Features]:
+        if network not in self._features:
+            backbone = self._backbone(network)
+            train, test = (
+                extract_features(backbone, split, self.config.features, device=self.device) for split in self.data
+            )
+            self._features[network] = (train, test)
+        return self._features[network]
+
+    def _linear(self, network: str) -> Entries:
+        if self.config.linear.augment:
+            train, test = self.data
+            result = linear_probe(
+                train,
+                test,
+                self.config.linear,
+                backbone=self._backbone(network),
+                features=self.config.features,
+                state_file=self.folder / f".linear-{network}.pt",
+                device=self.device,
+            )
+        else:
+            result = linear_probe(*self._features_of(network), self.config.linear, device=self.device)
+        return result.entries(network)
+
+    def _knn(self, network: str) -> Entries:
+        return nearest_neighbours(*self._features_of(network), self.config.knn, device=self.device).entries(network)
+
+    def _few_labels(self, network: str) -> Entries:
+        """The classifier itself at every checkpoint that was kept, shared out among the ranks."""
+        mine = evaluate_checkpoints(self._classifiers(network), self.data[1], self.config.features, device=self.device)
+        records = _gather(mine)
+        return [entry for result in few_labels(records) for entry in result.entries()]
+
+    def _classifiers(self, network: str) -> Iterator[tuple[int, dict[str, nn.Module]]]:
+        training = self.pipeline.training
+        method = build_method(training.method, seed=training.seed).to(self.device)
+        store = CheckpointStore(self.folder / "checkpoints")
+        for step in store.steps()[_rank() :: _world_size()]:
+            method.load_state_dict(read_checkpoint(store.path(step))["method"])
+            yield step, {network: method.teacher if network == "teacher" else method.student}
+
+    def _imagenet_c(self, network: str) -> Entries:
+        raise UsageError("imagenet-c is not available yet")
+
+    def _voc(self, network: str) -> Entries:
+        raise UsageError("voc is not available yet")
+
+
+def _gather(records: list[CheckpointAccuracy]) -> list[CheckpointAccuracy]:
+    if not dist.is_initialized():
+        return records
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, records)
+    return [record for part in gathered for record in part]
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

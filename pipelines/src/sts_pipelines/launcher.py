@@ -1,0 +1,167 @@
+"""Training pipelines by name: in this process, or by a group of Ray Train workers that survives being killed."""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sts_core.errors import StsError
+from sts_methods.runtime import LocalRuntime
+from sts_methods.training import fit
+from sts_pipelines.cluster import ray_cluster
+from sts_pipelines.errors import RunError, UsageError
+from sts_pipelines.evaluation import evaluate_run
+from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, plain_of
+from sts_pipelines.progress import Watcher
+from sts_pipelines.schema import from_dict, to_dict
+from sts_pipelines.yaml_text import write_yaml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One pipeline and the folder that its run lives in."""
+
+    label: str
+    pipeline: PipelineConfig
+    folder: Path
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values, which is all that crosses to the workers."""
+        return {"label": self.label, "pipeline": to_dict(self.pipeline), "folder": str(self.folder)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Job":
+        return cls(
+            label=plain["label"],
+            pipeline=from_dict(PipelineConfig, plain["pipeline"]),
+            folder=Path(plain["folder"]),
+        )
+
+
+def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
+    """Train and evaluate all jobs, one after the other, by one group of workers.
+
+    Called again after any interruption it goes on where the newest checkpoints are; finished jobs return at once.
+    """
+    cluster = jobs[0].pipeline.cluster
+    for job in jobs:
+        _write_config(job)
+    if cluster.num_workers == 0:
+        with run_lock(folder):
+            for job in jobs:
+                train_job(job, LocalRuntime(job.folder))
+        return
+    num_cpus = cluster.num_workers * cluster.cpus_per_worker
+    with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):
+        _train_on_ray(jobs, cluster, name=name, folder=folder)
+
+
+def train_job(job: Job, runtime: LocalRuntime) -> None:
+    """Train, save the backbones and evaluate: what every rank does for a job, in process or on Ray."""
+    fit(job.pipeline.training, runtime)
+    evaluate_run(job.folder, job.pipeline, device=runtime.device)
+
+
+def _write_config(job: Job) -> None:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    partial = job.folder / ".config.yaml.partial"
+    partial.write_text(write_yaml(plain_of(job.pipeline)))
+    os.replace(partial, job.folder / "config.yaml")
+
+
+def _train_on_ray(jobs: Sequence[Job], cluster: ClusterConfig, *, name: str, folder: Path) -> None:
+    import ray.train
+    import ray.train.torch
+
+    config = {"jobs": [job.to_plain() for job in jobs], "folder": str(folder), "launch": uuid.uuid4().hex}
+    trainer = ray.train.torch.TorchTrainer(
+        worker,
+        train_loop_config=config,
+        scaling_config=scaling(cluster),
+        run_config=ray.train.RunConfig(
+            name=name,
+            storage_path=str(folder.parent),
+            failure_config=ray.train.FailureConfig(max_failures=cluster.max_failures),
+        ),
+    )
+    try:
+        result = trainer.fit()
+    except ray.train.TrainingFailedError as error:
+        raise RunError(f"the workers of {name} failed {cluster.max_failures + 1} times: {_cause(error)}") from error
+    if result.return_value and "error" in result.return_value:
+        raise RunError(result.return_value["error"])
+
+
+def scaling(cluster: ClusterConfig) -> Any:
+    """Ray's description of the worker group."""
+    import ray.train
+
+    elastic = cluster.min_workers is not None and cluster.min_workers < cluster.num_workers
+    resources: dict[str, float] = {"CPU": cluster.cpus_per_worker}
+    if cluster.use_gpu:
+        resources["GPU"] = 1
+    return ray.train.ScalingConfig(
+        num_workers=(cluster.min_workers, cluster.num_workers) if elastic else cluster.num_workers,
+        use_gpu=cluster.use_gpu,
+        resources_per_worker=resources,
+    )
+
+
+def worker(config: dict[str, Any]) -> dict[str, Any]:
+    """What every Ray Train worker runs; returns an error that no restart can cure instead of raising it twice.
+
+    A worker that raises makes Ray restart the group, which is right for a lost machine and pointless for a wrong path
+    or a diverged loss. So such an error is noted in the run folder, and the restarted group hands it over and ends.
+    """
+    import ray.train
+
+    from sts_pipelines.ray_runtime import RayRuntime
+
+    logging.getLogger().setLevel(logging.WARNING)  # Ray logs a line for every report otherwise
+    folder = Path(config["folder"])
+    note = folder / f".failed-{config['launch']}.json"
+    if note.exists():
+        return dict(json.loads(note.read_text()))
+    holds = ray.train.get_context().get_world_rank() == 0
+    try:
+        with run_lock(folder) if holds else contextlib.nullcontext():
+            for plain in config["jobs"]:
+                job = Job.from_plain(plain)
+                train_job(job, RayRuntime(job.folder, label=job.label))
+    except StsError as error:
+        note.write_text(json.dumps({"error": str(error)}))
+        raise
+    return {}
+
+
+@contextlib.contextmanager
+def run_lock(folder: Path, *, patience_seconds: float = 60.0) -> Iterator[None]:
+    """Only one group of workers writes to a run folder; those of a killed driver need some seconds to vanish."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as file:
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    message = f"{folder} is being written to by another run: wait for it, or stop it first"
+                    raise UsageError(message) from None
+                time.sleep(0.2)
+        yield
+
+
+def _cause(error: BaseException) -> str:
+    """The last line of the innermost exception."""
+    failures = getattr(error, "worker_failures", None) or {}
+    inner = next(iter(failures.values()), error)
+    lines = [line for line in str(inner).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(inner).__name__

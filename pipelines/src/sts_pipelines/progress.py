@@ -1,0 +1,140 @@
+"""Live progress of runs in other processes: the driver follows the files that rank 0 writes into the run folders."""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from sts_methods.progress import ProgressDisplay
+from sts_methods.runtime import RunPlan
+
+_PLAN = "plan.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the driver must know to show a run."""
+
+    label: str
+    total_steps: int
+    global_batch_size: int
+    first_step: int
+
+
+def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
+    """Leave a note for the driver, atomically."""
+    note = Plan(
+        label=label,
+        total_steps=plan.total_steps,
+        global_batch_size=plan.global_batch_size,
+        first_step=plan.first_step,
+    )
+    partial = folder / f".{_PLAN}.partial"
+    partial.write_text(json.dumps(asdict(note)))
+    os.replace(partial, folder / _PLAN)
+
+
+class Watcher:
+    """Shows the runs in `folders` on `stream` while they are trained one after the other; a context manager."""
+
+    def __init__(self, folders: Sequence[Path], *, stream: TextIO | None = None, every_seconds: float = 0.5) -> None:
+        self.folders = list(folders)
+        self.stream = stream if stream is not None else sys.stderr
+        self.every_seconds = every_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+        self._since = time.time()
+
+    def __enter__(self) -> "Watcher":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def say(self, line: str) -> None:
+        """Print a line of its own."""
+        self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def _watch(self) -> None:
+        for folder in self.folders:
+            plan = self._wait_for_plan(folder)
+            if plan is not None:
+                self.say(_headline(plan))
+                self._follow(folder, plan)
+
+    def _wait_for_plan(self, folder: Path) -> Plan | None:
+        """The note of this run, once the present launch has written it; None when the launch is over."""
+        while True:
+            finished = self._stop.is_set()
+            if _modified(folder / _PLAN) >= self._since - 1.0:
+                return _read_plan(folder)
+            if finished:
+                return None
+            self._stop.wait(self.every_seconds)
+
+    def _follow(self, folder: Path, plan: Plan) -> None:
+        display = self._display(plan)
+        noted, step = _modified(folder / _PLAN), plan.first_step
+        while step < plan.total_steps:
+            finished = self._stop.is_set()
+            if _modified(folder / _PLAN) != noted:  # the workers were restarted and say where they go on
+                plan, noted = _read_plan(folder), _modified(folder / _PLAN)
+                display.close()
+                self.say(_headline(plan))
+                display, step = self._display(plan), plan.first_step
+            for metrics in _tail(folder / "metrics.jsonl", after=step):
+                step = int(metrics["step"])
+                display.show(metrics)
+            if finished:
+                break
+            self._stop.wait(self.every_seconds)
+        display.close()
+
+    def _display(self, plan: Plan) -> ProgressDisplay:
+        return ProgressDisplay(
+            total_steps=plan.total_steps, global_batch_size=plan.global_batch_size, stream=self.stream
+        )
+
+
+def _read_plan(folder: Path) -> Plan:
+    return Plan(**json.loads((folder / _PLAN).read_text()))
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0
+
+
+def _headline(plan: Plan) -> str:
+    start = f" from step {plan.first_step:,}" if plan.first_step else ""
+    return f"{plan.label or 'run'}: {plan.total_steps:,} steps of {plan.global_batch_size} images{start}"
+
+
+def _tail(path: Path, *, after: int) -> list[dict[str, float]]:
+    """The newest entries of a metrics file beyond a step; a line cut short is read the next time."""
+    entries: list[dict[str, float]] = []
+    for line in reversed(_last_lines(path)):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if entry.get("step", 0) <= after:
+            break
+        entries.append({key: value for key, value in entry.items() if isinstance(value, int | float)})
+    return entries[::-1]
+
+
+def _last_lines(path: Path, *, num_bytes: int = 1 << 16) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []

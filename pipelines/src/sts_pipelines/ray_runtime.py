@@ -1,0 +1,78 @@
+"""The training loop's `Runtime` inside a Ray Train worker.
+
+Checkpoints go straight into the run folder, checksummed and renamed into place, and not through Ray's own registry:
+that one learns of a checkpoint only when the controller next polls, so the newest would be lost with the controller.
+Ray is told the metrics of a step only where a checkpoint is due, because every report waits for that poll too.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import ray.train.torch
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sts_methods.checkpoint import CheckpointError, read_checkpoint
+from sts_methods.runtime import LocalRuntime, RunPlan
+from sts_pipelines.progress import write_plan
+
+Measure = Callable[[nn.Module], Mapping[str, float]]
+
+
+class RayRuntime(LocalRuntime):
+    """One rank of a Ray Train worker group; all ranks see `folder`.
+
+    `measure`, if given, is called on every rank with the method whenever a checkpoint is due, and what it returns is
+    reported to Ray beside the metrics: that is how a search learns how good a trial is.
+    """
+
+    def __init__(self, folder: str | Path, *, label: str = "", measure: Measure | None = None) -> None:
+        super().__init__(folder, device=worker_device(), progress=False)
+        self.label = label
+        self.measure = measure
+        self._method: nn.Module | None = None
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        self._method = module
+        return super().wrap(module)
+
+    def restore(self) -> dict[str, Any] | None:
+        """The newest intact checkpoint; rank 0 chooses, so that a damaged one cannot split the group."""
+        chosen: list[int | None] = [self._newest_intact() if self.rank == 0 else None]
+        if self.world_size > 1:
+            dist.broadcast_object_list(chosen, src=0)
+        return None if chosen[0] is None else read_checkpoint(self.checkpoints.path(chosen[0]))
+
+    def _newest_intact(self) -> int | None:
+        for step in reversed(self.checkpoints.steps()):
+            try:
+                read_checkpoint(self.checkpoints.path(step))
+            except (CheckpointError, RuntimeError) as error:
+                warnings.warn(f"skipped a damaged checkpoint: {error}", UserWarning, stacklevel=2)
+            else:
+                return step
+        return None
+
+    def start(self, plan: RunPlan) -> None:
+        super().start(plan)
+        if self.rank == 0:
+            write_plan(self.folder, plan, label=self.label)
+
+    def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
+        super().report(metrics, save)
+        if save is None:
+            return
+        measured: Mapping[str, float] = {}
+        if self.measure is not None and self._method is not None:
+            measured = self.measure(self._method)
+        ray.train.report({**metrics, **measured})
+
+
+def worker_device() -> torch.device:
+    """The device that Ray gave this worker."""
+    device = ray.train.torch.get_device()
+    return device if isinstance(device, torch.device) else torch.device(device)

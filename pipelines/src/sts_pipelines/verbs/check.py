@@ -1,0 +1,25 @@
+"""sts check: build a pipeline, take one step on fake data of the right shape on the CPU, and say what it will need.
+
+Prints parameters, units per granularity, steps, batch per worker and a memory estimate, and lets Ray place the workers
+on a simulated machine with 8 GPUs: a mistake costs seconds and not a night. Nothing is written, no data is read.
+"""
+
+import argparse
+
+EXAMPLES = """  sts check byol-imagenet-200ep-sts
+  sts check moco-imagenet-200ep-sts --global-batch-size 512 --cluster.num-workers 16
+  sts check mine.yaml --no-placement"""
+TAKES_OVERRIDES = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pipeline", help="a name of `sts list` or a YAML file")
+    parser.add_argument("--no-placement", action="store_true", help="leave out the simulated placement (no Ray)")
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from sts_pipelines.checking import check_recipe
+    from sts_pipelines.resolve import resolve
+
+    print(check_recipe(resolve(arguments.pipeline, overrides), placement=not arguments.no_placement))
+    return 0

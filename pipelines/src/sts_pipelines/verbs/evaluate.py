@@ -1,0 +1,28 @@
+"""sts evaluate: measure the student and the teacher of finished runs.
+
+Results are added to <run>/results.json; an evaluation that is there already under the same settings is not repeated.
+"""
+
+import argparse
+
+EXAMPLES = """  sts evaluate runs/byol-imagenet-200ep-sts-1a2b3c4d --only linear,imagenet-c
+  sts evaluate runs/byol-imagenet-200ep-sts-1a2b3c4d --only voc --evaluation.voc-root /data/voc
+  sts evaluate runs/byol-digits-sts-1a2b3c4d --only linear --evaluation.linear.solver lbfgs"""
+TAKES_OVERRIDES = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument("--only", help="comma-separated: linear, knn, few-labels, imagenet-c, voc (default: config's)")
+    parser.add_argument("--networks", help="comma-separated: teacher, student (default: both)")
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from sts_pipelines.running import evaluate_folder
+
+    for option, flag in (("only", "--evaluation.after-training"), ("networks", "--evaluation.networks")):
+        if getattr(arguments, option):
+            overrides = [*overrides, flag, getattr(arguments, option)]
+    for folder in arguments.runs:
+        evaluate_folder(folder, overrides)
+    return 0
