@@ -1,0 +1,128 @@
+"""ImageNet-C in a report: curves over the severities, and what one run gains over another, corruption by corruption."""
+
+from collections.abc import Sequence
+
+from sts_eval.charts import Bar, Series, bar_chart, line_chart
+from sts_eval.corruption_differences import CorruptionDifference, compare_corruptions
+from sts_eval.corruption_results import CorruptionResult
+from sts_eval.corruption_tables import ALL_CORRUPTIONS, EXTRA_CORRUPTIONS, GROUPS
+from sts_eval.published import published
+from sts_eval.report_blocks import Block, CellValue, Code, Delta, Figure, Paragraph, Section, numeric_table, percent
+from sts_eval.report_figures import colours_of, legend_of
+from sts_eval.report_runs import Run, smoothing_kind
+
+MAX_PAIRS = 4
+"""Comparisons that are drawn; more runs than these are in the tables only."""
+
+
+def corruption_section(runs: Sequence[Run], *, against_paper: bool) -> Section | None:
+    """Everything about ImageNet-C, for the runs that were evaluated on it; the teacher's, or else the student's."""
+    found = {run.name: result for run in runs if (result := _result(run)) is not None}
+    kept = [run for run in runs if run.name in found]
+    if not kept:
+        return None
+    blocks: list[Block] = [_severities(kept, found), _table(kept, found)]
+    if against_paper:
+        gain, low, high = (
+            published("text", "ImageNet-C", f"{what}, about").printed
+            for what in ("mean gain over TMA", "smallest gain", "largest gain")
+        )
+        blocks.append(
+            Paragraph(
+                f"The paper, for BYOL on ImageNet: STS is about {gain} points better than TMA in the mean of the 75 "
+                f"cells, and about {low} to {high} in a single one."
+            )
+        )
+    return Section("corruptions", "ImageNet-C", [*blocks, *_differences(kept, found)])
+
+
+def _result(run: Run) -> CorruptionResult | None:
+    for network in ("teacher", "student"):
+        for entry in run.entries:
+            if entry["evaluation"] == "imagenet-c" and entry["network"] == network and "cells" in entry:
+                result = CorruptionResult.from_json({**entry, "model": run.name})
+                file = run.folder / str(entry["outcomes"]) if entry.get("outcomes") else None
+                return result.with_outcomes(file) if file is not None and file.is_file() else result
+    return None
+
+
+def _severities(runs: Sequence[Run], found: dict[str, CorruptionResult]) -> Figure:
+    colours = colours_of(runs)
+    lines = [
+        Series(run.name, tuple((float(s), v) for s, v in found[run.name].severity_curve.items()), colours[run.name])
+        for run in runs
+    ]
+    ticks = sorted({x for line in lines for x, _ in line.points})
+    drawn = line_chart(
+        lines,
+        label="top-1 by severity",
+        x_label="severity",
+        y_label="top-1, %",
+        markers=True,
+        x_ticks=ticks if len(ticks) > 1 else None,
+    )
+    severities = sorted({severity for result in found.values() for severity in result.severity_curve})
+    rows: list[list[CellValue]] = []
+    for run in runs:
+        result = found[run.name]
+        error = result.mean_corruption_error
+        numbers = [percent(result.severity_curve.get(severity)) for severity in severities]
+        rows.append(
+            [Code(run.name), *numbers, percent(result.mean_accuracy), None if error is None else f"{error:.1f}"]
+        )
+    table = numeric_table(["run", *(f"severity {s}" for s in severities), "mean", "mCE"], rows)
+    cells = {len(result.main) * len(result.severities) for result in found.values()}
+    count = f"{cells.pop()} cells" if len(cells) == 1 else "all main cells of each run"
+    note = f"Mean: over {count}, the extra corruptions left out. mCE: by AlexNet's errors, for all of ImageNet-C only."
+    return Figure(
+        "Top-1 by severity, mean over the main corruptions", [("", drawn)], legend_of(runs, colours), table, note
+    )
+
+
+def _table(runs: Sequence[Run], found: dict[str, CorruptionResult]) -> Block:
+    """Accuracy by corruption, a column per run; the extra ones at the end, marked."""
+    rows: list[list[CellValue]] = []
+    for name in ALL_CORRUPTIONS:
+        values = [found[r.name].corruption_accuracy(name) if name in found[r.name].corruptions else None for r in runs]
+        if any(value is not None for value in values):
+            extra = " (extra)" if name in EXTRA_CORRUPTIONS else ""
+            rows.append([name.replace("_", " ") + extra, *(percent(value) for value in values)])
+    return numeric_table(["corruption", *(run.name for run in runs)], rows, "Top-1 by corruption, mean over severities")
+
+
+def _differences(runs: Sequence[Run], found: dict[str, CorruptionResult]) -> list[Block]:
+    """Each run minus the moving average (or minus the first run where there is none)."""
+    averages = [run for run in runs if run.smoothing is not None and smoothing_kind(run.smoothing) == "TMA"]
+    base = (averages or list(runs))[0]
+    blocks: list[Block] = []
+    for run in runs:
+        mine, other = found[run.name], found[base.name]
+        comparable = (mine.images, set(mine.accuracies)) == (other.images, set(other.accuracies))
+        if run is not base and comparable and len(blocks) < MAX_PAIRS:
+            blocks.append(_difference_figure(compare_corruptions(mine, other)))
+    return blocks
+
+
+def _difference_figure(difference: CorruptionDifference) -> Figure:
+    names = [*GROUPS.items(), ("extra", EXTRA_CORRUPTIONS)]
+    bars = [
+        Bar(name.replace("_", " "), value.value, value.low, value.high, group)
+        for group, members in names
+        for name in members
+        if (value := difference.corruptions.get(name)) is not None
+    ]
+    levels = [Bar(f"severity {s}", v.value, v.low, v.high) for s, v in difference.severities.items()]
+    mean = difference.mean
+    levels.append(Bar("mean", mean.value, mean.low, mean.high, "mean"))
+    label = "difference of top-1, percentage points"
+    drawings = [
+        ("By corruption", bar_chart(bars, label=f"{label} by corruption", x_label=label)),
+        ("By severity", bar_chart(levels, label=f"{label} by severity", x_label=label)),
+    ]
+    rows: list[list[CellValue]] = [[bar.name, Delta(bar.value, 2, bar.low, bar.high)] for bar in (*bars, *levels)]
+    caption = f"{difference.first} minus {difference.second}"
+    if mean.low is None:
+        note = "No intervals: the outcomes of single images were not kept."
+    else:
+        note = f"Whiskers: {difference.confidence:.0%} intervals by a paired bootstrap over images."
+    return Figure(caption, drawings, table=numeric_table(["", "difference"], rows), note=note)

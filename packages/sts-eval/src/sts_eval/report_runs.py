@@ -1,0 +1,173 @@
+"""Run folders as the report sees them: config, metrics and results, each checked as it is read."""
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sts_core.config import SmoothingConfig
+from sts_core.errors import StateError
+from sts_eval.results import FILE_NAME, RunResults, read_results
+
+CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
+METRICS_NAME = "metrics.jsonl"
+GRANULARITY_SHORT = {"layer": "LW", "module": "MW", "channel": "CW", "neuron": "NW"}
+"""The paper's abbreviations; MW is ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run folder."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[Mapping[str, Any]] = ()
+    results: RunResults | None = None
+
+    @property
+    def entries(self) -> tuple[dict[str, Any], ...]:
+        return self.results.entries if self.results is not None else ()
+
+    @property
+    def section(self) -> Mapping[str, Any]:
+        """The training's config, which pipelines may keep one level down."""
+        inner = self.config.get("training")
+        return inner if isinstance(inner, Mapping) else self.config
+
+    @property
+    def smoothing(self) -> SmoothingConfig | None:
+        """How the teacher followed the student, if the config says so."""
+        values = self.section.get("smoothing")
+        if not isinstance(values, Mapping) or not {"momentum", "preserve_probability"} <= set(values):
+            return None
+        names = ("momentum", "preserve_probability", "granularity", "buffers")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # p = 1 was warned about when the run was started
+            return SmoothingConfig(**{name: values[name] for name in names if name in values})
+
+    def value(self, evaluation: str, metric: str, *, network: str = "teacher", which: str = "last") -> float | None:
+        """A number of results.json."""
+        wanted = {"evaluation": evaluation, "metric": metric, "network": network, "which": which}
+        for entry in self.entries:
+            if all(entry.get(key) == value for key, value in wanted.items()):
+                return float(entry["value"])
+        return None
+
+    def series(self, metric: str) -> list[tuple[float, float]]:
+        """(step, value) of a metric of metrics.jsonl, numbers only."""
+        return [
+            (float(line["step"]), float(line[metric]))
+            for line in self.metrics
+            if _is_number(line.get("step")) and _is_number(line.get(metric))
+        ]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def smoothing_kind(smoothing: SmoothingConfig) -> str:
+    """none, TMA, SE or STS, by the two numbers."""
+    temporal, spatial = smoothing.momentum > 0, smoothing.preserve_probability > 0
+    return {(False, False): "none", (True, False): "TMA", (False, True): "SE", (True, True): "STS"}[temporal, spatial]
+
+
+def smoothing_label(smoothing: SmoothingConfig | None) -> str:
+    """`STS m 0.99, p 0.7 (LW)`; the granularity only where p makes it matter."""
+    if smoothing is None:
+        return "not recorded"
+    kind = smoothing_kind(smoothing)
+    numbers = [f"m {smoothing.momentum:g}"] if smoothing.momentum > 0 else []
+    if smoothing.preserve_probability > 0:
+        numbers.append(f"p {smoothing.preserve_probability:g} ({GRANULARITY_SHORT[smoothing.granularity]})")
+    return " ".join([kind, ", ".join(numbers)]).strip()
+
+
+def read_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """All runs in `paths`, each a run folder or a folder that holds run folders; names are made unique."""
+    folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _run_folders(Path(path))))
+    if not folders:
+        raise StateError("a report needs at least one run, got none: pass run folders")
+    runs = [read_run(folder) for folder in folders]
+    return [_renamed(run, runs) for run in runs]
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (*CONFIG_NAMES, METRICS_NAME, FILE_NAME))
+
+
+def _run_folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise StateError(f"a run must be a folder, {path} is none: correct the path")
+    if _is_run(path):
+        return [path]
+    if inner := sorted(folder for folder in path.iterdir() if folder.is_dir() and _is_run(folder)):
+        return inner
+    raise StateError(
+        f"a run folder holds {CONFIG_NAMES[0]}, {METRICS_NAME} or {FILE_NAME}, {path} has none of them "
+        "and no folder that has: pass the folder of a run"
+    )
+
+
+def _renamed(run: Run, runs: Sequence[Run]) -> Run:
+    """Two runs of one name are told apart by their folders."""
+    if sum(other.name == run.name for other in runs) == 1:
+        return run
+    alike = [other for other in runs if other.name == run.name]
+    by_folder = len({other.folder.name for other in alike}) == len(alike)
+    name = run.folder.name if by_folder else f"{run.folder.parent.name}/{run.folder.name}"
+    return Run(**(run.__dict__ | {"name": name}))
+
+
+def read_run(folder: Path) -> Run:
+    """One run folder; a file that is absent is absent, a file that is damaged is an error."""
+    results = read_results(folder) if (folder / FILE_NAME).is_file() else None
+    config = _read_config(folder)
+    name = results.run if results is not None else str(config.get("name", folder.name))
+    return Run(name=name, folder=folder, config=config, metrics=_read_metrics(folder / METRICS_NAME), results=results)
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    file = next((folder / name for name in CONFIG_NAMES if (folder / name).is_file()), None)
+    if file is None:
+        return {}
+    if file.suffix == ".json":
+        try:
+            loaded = json.loads(file.read_text())
+        except ValueError as error:
+            raise StateError(f"a config must be JSON, {file} is not ({error}): restore it from the run") from error
+    else:
+        import yaml
+
+        try:
+            loaded = yaml.safe_load(file.read_text())
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            reason = " ".join(str(error).split())
+            raise StateError(f"a config must be YAML, {file} is not ({reason}): restore it from the run") from error
+    if not isinstance(loaded, Mapping):
+        kind = type(loaded).__name__
+        raise StateError(f"a config must hold named values, {file} holds {kind}: restore it from the run")
+    return loaded
+
+
+def _read_metrics(file: Path) -> list[Mapping[str, Any]]:
+    """The lines of metrics.jsonl; the last may be cut short by a kill, any other must be whole."""
+    if not file.is_file():
+        return []
+    lines = file.read_text().splitlines()
+    metrics: dict[Any, Mapping[str, Any]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                continue
+            raise StateError(
+                f"every line of {METRICS_NAME} must be JSON, line {number} of {file} is not: delete that line"
+            ) from error
+        if isinstance(value, Mapping):
+            metrics[value.get("step", number)] = value  # steps repeated after a resume count once
+    return list(metrics.values())

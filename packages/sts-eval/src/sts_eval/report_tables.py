@@ -1,0 +1,260 @@
+"""The sections of a report that are tables: runs, results, the paper beside them, costs, config differences."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from sts_eval.compare import Comparison, compare_with_paper
+from sts_eval.intervals import estimate
+from sts_eval.paper_rows import describe_training
+from sts_eval.published import TABLES, published_rows
+from sts_eval.report_blocks import (
+    EFFECTIVE_MOMENTUM,
+    TIMES,
+    Block,
+    CellValue,
+    Code,
+    Delta,
+    Paragraph,
+    Section,
+    Table,
+    numeric_table,
+    percent,
+)
+from sts_eval.report_runs import GRANULARITY_SHORT, Run, smoothing_kind, smoothing_label
+from sts_eval.results import RunResults
+
+HEADLINES = (("linear", "top1"), ("few-labels", "top1"), ("knn", "top1"))
+EVALUATION_TITLES = {
+    "linear": "Linear evaluation",
+    "knn": "Nearest neighbours",
+    "few-labels": "Classification with few labels",
+    "voc": "VOC detection transfer",
+}
+METRIC_TITLES = {"top1": "top-1", "top5": "top-5", "top1-median": "top-1, median of last checkpoints"}
+MANY_RUNS = 6
+"""Beyond this many, config differences are set with one row, not one column, per run."""
+
+
+def headline(runs: Sequence[Run]) -> tuple[str, str] | None:
+    """The (evaluation, metric) that stands for a run: the first of linear, few labels and k-NN that any run has."""
+    for evaluation, metric in HEADLINES:
+        if any(run.value(evaluation, metric) is not None for run in runs):
+            return evaluation, metric
+    return None
+
+
+def headline_value(run: Run, measure: tuple[str, str] | None) -> float | None:
+    """The teacher's last value of that measure; the paper's rows are the teacher's."""
+    return None if measure is None else run.value(*measure)
+
+
+def headline_title(measure: tuple[str, str]) -> str:
+    return f"{EVALUATION_TITLES[measure[0]].lower()}, teacher, {METRIC_TITLES[measure[1]]}, last"
+
+
+def overview_section(runs: Sequence[Run]) -> Section:
+    """Which runs the report is about."""
+    measure = headline(runs)
+    header = ["run", "smoothing", "m_eff", "method", "length", "seed"]
+    rows: list[list[CellValue]] = []
+    for run in runs:
+        smoothing, training = run.smoothing, run.section
+        length = [f"{training[key]} {key}" for key in ("epochs", "steps") if training.get(key) is not None]
+        method = training.get("method")
+        name = method.get("name") if isinstance(method, Mapping) else None
+        seed = training.get("seed", run.results.seed if run.results else None)
+        effective = None if smoothing is None else f"{smoothing.effective_momentum:.6g}"
+        facts = [smoothing_label(smoothing), effective, name, ", ".join(length) or None]
+        rows.append([Code(run.name), *facts, None if seed is None else str(seed)])
+    note = ""
+    if measure is not None:
+        header.append(METRIC_TITLES[measure[1]])
+        rows = [[*row, percent(headline_value(run, measure))] for row, run in zip(rows, runs, strict=True)]
+        note = f"{METRIC_TITLES[measure[1]]}: {headline_title(measure)}, in percent. "
+    note += f"{EFFECTIVE_MOMENTUM}, the moving average with the same expected pull."
+    numeric = frozenset({2, 5, 6} & set(range(len(header))))
+    return Section("runs", "Runs", [Table(header, rows, note=note, numeric=numeric)])
+
+
+def results_section(runs: Sequence[Run]) -> Section | None:
+    """Every number of results.json that has no section of its own, student and teacher, last and best."""
+    blocks: list[Block] = []
+    for evaluation, title in EVALUATION_TITLES.items():
+        found = [(run, entry) for run in runs for entry in run.entries if entry["evaluation"] == evaluation]
+        if found:
+            blocks.append(_results_table(title, found))
+    return Section("results", "Results", blocks) if blocks else None
+
+
+def _column(entry: Mapping[str, Any]) -> str:
+    metric = METRIC_TITLES.get(str(entry["metric"]), str(entry["metric"]))
+    details = [f"{short} {entry[key]:g}" for key, short in (("k", "k"), ("temperature", "T")) if key in entry]
+    return ", ".join([metric, *details, *([] if details else [str(entry["which"])])])
+
+
+def _results_table(title: str, found: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
+    columns = list(dict.fromkeys(_column(entry) for _, entry in found))
+    backends = any("backend" in entry for _, entry in found)
+    cells: dict[tuple[str, str, str], dict[str, float]] = {}
+    for run, entry in found:
+        key = (run.name, str(entry["network"]), str(entry.get("backend", "")))
+        cells.setdefault(key, {})[_column(entry)] = float(entry["value"])
+    rows = [
+        [Code(name), network, *([backend] if backends else []), *(percent(values.get(column)) for column in columns)]
+        for (name, network, backend), values in cells.items()
+    ]
+    header = ["run", "network", *(["backend"] if backends else []), *columns]
+    first = 3 if backends else 2
+    return Table(header, rows, caption=title, note="In percent.", numeric=frozenset(range(first, len(header))))
+
+
+def _comparable(run: Run) -> RunResults | None:
+    if run.results is None:
+        return None
+    seed = run.results.seed if run.results.seed is not None else run.section.get("seed")
+    conditions = describe_training(run.config) | dict(run.results.conditions)
+    return replace(run.results, run=run.name, seed=seed, conditions=conditions)
+
+
+def paper_section(runs: Sequence[Run]) -> Section | None:
+    """The paper's tables with our numbers in them, and in what each of ours departs from the paper's conditions."""
+    known = [results for run in runs if (results := _comparable(run)) is not None]
+    comparisons = compare_with_paper(known)
+    if not comparisons:
+        return None
+    blocks: list[Block] = [
+        Paragraph(
+            "Runs that differ in their seed only are averaged. A number may stand beside the paper's only where "
+            "training and evaluation were the paper's; elsewhere the last column says what differs."
+        )
+    ]
+    for table in dict.fromkeys(comparison.published.table for comparison in comparisons):
+        chosen = [comparison for comparison in comparisons if comparison.published.table == table]
+        title = TABLES[table].title if table in TABLES else "Numbers in the text"
+        blocks.append(_paper_table(title, chosen))
+    return Section("paper", "Beside the paper", blocks)
+
+
+def _paper_table(title: str, comparisons: Sequence[Comparison]) -> Table:
+    header = ["row", "column", "paper", "ours", "difference", "network", "which", "beside the paper"]
+    rows: list[list[CellValue]] = []
+    for comparison in comparisons:
+        number = comparison.published
+        difference = comparison.difference
+        verdict = "yes" if comparison.may_stand else f"no: {'; '.join(comparison.obstacles)}"
+        delta = None if difference is None else Delta(difference)
+        cells: list[CellValue] = [number.row, number.column, number.printed, str(comparison.ours), delta]
+        rows.append([*cells, comparison.network, comparison.which, verdict])
+    return Table(header, rows, caption=title, numeric=frozenset({2, 3, 4}))
+
+
+def _without_smoothing(run: Run) -> str:
+    """Everything about a run's training but its smoothing, its seed and its name, to tell which runs are twins."""
+    kept = {key: value for key, value in run.section.items() if key not in ("smoothing", "seed", "name", "bank")}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def control_section(runs: Sequence[Run]) -> Section | None:
+    """Each STS or SE beside the moving average with the same expected pull: is it the spatial part that helps?"""
+    measure = headline(runs)
+    groups: dict[tuple[Any, ...], list[tuple[Run, float]]] = {}
+    for run in runs:
+        value, smoothing = headline_value(run, measure), run.smoothing
+        if value is not None and smoothing is not None:
+            groups.setdefault((_without_smoothing(run), *_smoothing_key(run)), []).append((run, value))
+    rows: list[list[CellValue]] = []
+    for (twin, p, m, _), members in groups.items():
+        effective = round(1 - (1 - p) * (1 - m), 9)
+        control = groups.get((twin, 0.0, effective, ""))
+        if p == 0 or control is None:
+            continue
+        ours, theirs = (estimate([value for _, value in side]) for side in (members, control))
+        label = smoothing_label(members[0][0].smoothing)
+        rows.append([label, f"m {effective:g}", str(ours), str(theirs), Delta(ours.mean - theirs.mean)])
+    if not rows or measure is None:
+        return None
+    header = ["smoothing", "control: TMA", "ours", "control", "difference"]
+    note = f"{headline_title(measure)}, in percent. The paper has no such control.".capitalize()
+    return Section("control", "Against the matched moving average", [numeric_table(header, rows, note=note)])
+
+
+def _smoothing_key(run: Run) -> tuple[float, float, str]:
+    smoothing = run.smoothing
+    assert smoothing is not None
+    p, m = round(smoothing.preserve_probability, 9), round(smoothing.momentum, 9)
+    return p, m, smoothing.granularity if p > 0 else ""
+
+
+def granularity_section(runs: Sequence[Run], *, against_paper: bool) -> Section | None:
+    """What finer units cost and bring: time relative to the moving average, and accuracy."""
+    spatial = [run for run in runs if run.smoothing is not None and run.smoothing.preserve_probability > 0]
+    if len({run.smoothing.granularity for run in spatial if run.smoothing}) < 2:
+        return None
+    averages = [run for run in runs if run.smoothing is not None and smoothing_kind(run.smoothing) == "TMA"]
+    measure, base = headline(runs), next((s for run in averages if (s := _speed(run)) is not None), None)
+    paper = published_rows("granularity") if against_paper else {}
+    header = ["smoothing", "run", "images/s", "time", *(["time, paper"] if paper else [])]
+    header += ["top-1", *(["top-1, paper"] if paper else [])] if measure else []
+    rows: list[list[CellValue]] = []
+    for run in (*averages[:1], *spatial):
+        assert run.smoothing is not None
+        kind, speed = smoothing_kind(run.smoothing), _speed(run)
+        units = f" {GRANULARITY_SHORT[run.smoothing.granularity]}" if kind != "TMA" else ""
+        printed = {column: number.printed for column, number in paper.get(f"{kind}{units}", {}).items()}
+        time = None if base is None or speed is None else f"{base / speed:.2f}{TIMES}"
+        row: list[CellValue] = [smoothing_label(run.smoothing), Code(run.name)]
+        row += [None if speed is None else f"{speed:.0f}", time]
+        row += [f"{printed['time']}{TIMES}" if "time" in printed else None] if paper else []
+        if measure:
+            row += [percent(headline_value(run, measure)), *([printed.get("top-1")] if paper else [])]
+        rows.append(row)
+    note = "Time per image relative to the moving average, by the median of images per second of all log lines."
+    note += " The paper's are BYOL on ImageNet." if paper else ""
+    numeric = frozenset(range(2, len(header)))
+    return Section("granularity", "Cost of granularity", [Table(header, rows, note=note, numeric=numeric)])
+
+
+def _speed(run: Run) -> float | None:
+    speeds = [value for _, value in run.series("images_per_second") if value > 0]
+    return median(speeds) if speeds else None
+
+
+def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """{"smoothing.momentum": "0.99", ...}: names as on the command line, values as in YAML or JSON."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat |= flattened(value, f"{name}.")
+        else:
+            flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
+
+
+def config_section(runs: Sequence[Run]) -> Section | None:
+    """Settings in which the runs differ, by their dotted names."""
+    configured = [run for run in runs if run.config]
+    configs = [flattened(run.config) for run in configured]
+    names = list(dict.fromkeys(name for config in configs for name in config))
+    different = [name for name in names if len({config.get(name) for config in configs}) > 1]
+    if len(configured) < 2 or not different:
+        return None
+    if len(configured) > MANY_RUNS:
+        rows = [
+            [Code(run.name), *(_setting(config, name) for name in different)]
+            for run, config in zip(configured, configs, strict=True)
+        ]
+        table = Table(["run", *different], rows)
+    else:
+        rows = [[Code(name), *(_setting(config, name) for config in configs)] for name in different]
+        table = Table(["setting", *(run.name for run in configured)], rows)
+    same = len(names) - len(different)
+    text = Paragraph(f"{len(different)} of {len(names)} settings differ; the other {same} are the same in all runs.")
+    return Section("config", "Config differences", [text, table])
+
+
+def _setting(config: Mapping[str, str], name: str) -> CellValue:
+    return Code(config[name]) if name in config else None
