@@ -13,36 +13,68 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import _functions
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sts_core.errors import ConfigError
 from sts_methods.distributed import average_over_ranks_, gather_batch, sum_over_ranks, world_size
 
 
-class CrossRankBatchNorm(nn.SyncBatchNorm):
+class _BatchNormOfRanks(_BatchNorm):
+    """What the two batch norms share: inputs of any shape [N, C, ...], running statistics, timm's activation."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ConfigError(f"batch norm needs [N, C, ...], got {tuple(input.shape)}: pass a batch")
+
+    def _next_momentum(self) -> float:
+        """Count a batch; the weight of its statistics, 1/count when the running ones are plain means."""
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+    @torch.no_grad()
+    def _update_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
+        """r ← (1 − momentum)·r + momentum·statistic, with the unbiased variance (torch's convention)."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        momentum = self._next_momentum()
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
+
+    def _activated(self, y: Tensor) -> Tensor:
+        """timm's BatchNormAct2d drops and activates after the norm; a layer that replaces one has these modules."""
+        for name in ("drop", "act"):
+            after = getattr(self, name, None)
+            y = y if after is None else after(y)
+        return y
+
+
+class CrossRankBatchNorm(_BatchNormOfRanks):
     """Batch norm whose mean and variance cover the batches of all ranks: N workers equal one.
 
-    On an accelerator this is torch's SyncBatchNorm. That one refuses CPU tensors, so those go through `_Normalise`,
-    which is the same computation with any backend.
+    On an accelerator this runs torch's SyncBatchNorm kernels. Those refuse CPU tensors (and DDP refuses the module), so
+    CPU tensors go through `_Normalise`, the same computation with any backend.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu":
+        if not self.training or world_size() == 1:
             y = super().forward(x)
-        elif self.training and world_size() > 1:
-            y = self._normalise_on_cpu(x)
+        elif x.device.type == "cpu":
+            y, mean, variance, count = _Normalise.apply(x, self.weight, self.bias, self.eps)
+            self._update_running_statistics(mean, variance * (count / (count - 1)))
         else:
-            y = _BatchNorm.forward(self, x)  # SyncBatchNorm.forward would refuse a CPU tensor even with one rank
-        return _activated(self, y)
+            y = self._native(x)
+        return self._activated(y)
 
-    def _normalise_on_cpu(self, x: Tensor) -> Tensor:
-        y, mean, variance, count = _Normalise.apply(x, self.weight, self.bias, self.eps)
-        if self.track_running_stats:
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked.add_(1)
-            momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            _update_running_statistics(self, mean, variance * (count / (count - 1)), momentum)
-        return y  # type: ignore[no-any-return]
+    def _native(self, x: Tensor) -> Tensor:
+        tracked = self.running_mean is not None
+        momentum = self._next_momentum() if tracked else 0.0
+        statistics = (self.running_mean, self.running_var)
+        group = torch.distributed.group.WORLD
+        return _functions.SyncBatchNorm.apply(  # type: ignore[no-any-return]
+            x, self.weight, self.bias, *statistics, self.eps, momentum, group, world_size()
+        )
 
 
 class _Normalise(torch.autograd.Function):
@@ -92,7 +124,7 @@ def _global_statistics(x: Tensor) -> tuple[Tensor, Tensor, int]:
     return mean64.to(x.dtype), variance64.to(x.dtype), int(total[0])
 
 
-class GroupBatchNorm(_BatchNorm):
+class GroupBatchNorm(_BatchNormOfRanks):
     """Batch norm in which every group of samples has its own statistics, as on a machine with one GPU per group.
 
     The global batch is cut into `num_groups` contiguous groups; a rank holds num_groups / world size of them, so one
@@ -104,14 +136,10 @@ class GroupBatchNorm(_BatchNorm):
         super().__init__(num_features, *args, **kwargs)
         self.num_groups = num_groups
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ConfigError(f"batch norm needs [N, C, ...], got {tuple(input.shape)}: pass a batch")
-
     def forward(self, x: Tensor) -> Tensor:
         num_local = groups_per_rank(self.num_groups) if self.training else 1
         y = super().forward(x) if num_local == 1 else self._normalise_groups(x, num_local)
-        return _activated(self, y)
+        return self._activated(y)
 
     def _normalise_groups(self, x: Tensor, num_local: int) -> Tensor:
         if x.shape[0] % num_local:
@@ -125,11 +153,7 @@ class GroupBatchNorm(_BatchNorm):
             F.batch_norm(group, means[i], variances[i], self.weight, self.bias, True, 1.0, self.eps)
             for i, group in enumerate(x.chunk(num_local))
         ]
-        if self.track_running_stats:
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked.add_(1)
-            momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            _update_running_statistics(self, means.mean(0), variances.mean(0), momentum)
+        self._update_running_statistics(means.mean(0), variances.mean(0))
         return torch.cat(groups)
 
 
@@ -149,7 +173,10 @@ def average_running_statistics(*networks: nn.Module) -> None:
     if world_size() == 1:
         return
     layers = [m for network in networks for m in network.modules() if isinstance(m, GroupBatchNorm) and m.training]
-    average_over_ranks_([buffer for m in layers for buffer in (m.running_mean, m.running_var) if buffer is not None])
+    buffers = [buffer for m in layers for buffer in (m.running_mean, m.running_var) if buffer is not None]
+    # `.data`, because autograd saved these buffers and would refuse the change, although the backward pass of a layer
+    # in train mode reads nothing but the batch's own statistics.
+    average_over_ranks_([buffer.data for buffer in buffers])
 
 
 def use_cross_rank_batch_norm(network: nn.Module) -> nn.Module:
@@ -162,7 +189,7 @@ def use_group_batch_norm(network: nn.Module, *, num_groups: int) -> nn.Module:
     return _replaced(network, lambda *args, **kwargs: GroupBatchNorm(*args, num_groups=num_groups, **kwargs))
 
 
-def _replaced(module: nn.Module, make: Callable[..., CrossRankBatchNorm | GroupBatchNorm]) -> nn.Module:
+def _replaced(module: nn.Module, make: Callable[..., _BatchNormOfRanks]) -> nn.Module:
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
         return _adopted(module, make)
     for name, child in module.named_children():
@@ -172,7 +199,7 @@ def _replaced(module: nn.Module, make: Callable[..., CrossRankBatchNorm | GroupB
     return module
 
 
-def _adopted(old: _BatchNorm, make: Callable[..., CrossRankBatchNorm | GroupBatchNorm]) -> nn.Module:
+def _adopted(old: _BatchNorm, make: Callable[..., _BatchNormOfRanks]) -> nn.Module:
     new = make(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats)
     new.weight, new.bias = old.weight, old.bias
     new.running_mean, new.running_var = old.running_mean, old.running_var
@@ -180,20 +207,3 @@ def _adopted(old: _BatchNorm, make: Callable[..., CrossRankBatchNorm | GroupBatc
     for name, child in old.named_children():  # of timm's BatchNormAct2d
         new.add_module(name, child)
     return new.train(old.training)
-
-
-def _activated(layer: CrossRankBatchNorm | GroupBatchNorm, y: Tensor) -> Tensor:
-    """timm's BatchNormAct2d drops and activates after the norm; a layer that replaces one has these two modules."""
-    for name in ("drop", "act"):
-        after = getattr(layer, name, None)
-        y = y if after is None else after(y)
-    return y
-
-
-@torch.no_grad()
-def _update_running_statistics(layer: _BatchNorm, mean: Tensor, variance: Tensor, momentum: float) -> None:
-    """r ← (1 − momentum)·r + momentum·statistic, torch's convention (REFERENCE values are given in it)."""
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), momentum)
-    layer.running_var.lerp_(variance.to(layer.running_var.dtype), momentum)
