@@ -1,0 +1,76 @@
+"""Two ranks train what one trains, stay equal, notice when they do not, and stop together."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytestmark = pytest.mark.slow  # two processes that import torch
+
+
+@pytest.fixture(scope="module")
+def group(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which two real processes worked; one run was begun by one process alone."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    with pytest.raises(tiny.CrashError):
+        tiny.tiny_fit(tiny.tiny_config(accumulation=2), tiny.CrashingRuntime(folder / "alone", 6))
+    script = str(Path(__file__).with_name("tiny_ranks.py"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [subprocess.Popen([sys.executable, script, str(r), "2", str(folder)], env=environment) for r in range(2)]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    return folder
+
+
+def _weights(folder: Path, name: str, rank: int) -> Mapping[str, Tensor]:
+    weights: Mapping[str, Tensor] = torch.load(folder / f"{name}-{rank}.pt", weights_only=True)
+    return weights
+
+
+def _seen(folder: Path, rank: int) -> Any:
+    return json.loads((folder / f"seen-{rank}.json").read_text())
+
+
+def test_both_ranks_end_with_the_same_bits(tiny: Any, group: Path) -> None:
+    tiny.assert_same_bits(_weights(group, "straight", 0), _weights(group, "straight", 1))
+
+
+def test_one_worker_equals_two_on_the_same_global_batch(tiny: Any, group: Path, tmp_path: Path) -> None:
+    alone = tiny.tiny_fit(tiny.tiny_config(accumulation=2), tiny.runtime(tmp_path))
+    for name, tensor in _weights(group, "straight", 0).items():
+        torch.testing.assert_close(tiny.weights(alone)[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+    losses = [[entry["loss"] for entry in tiny.logged(folder)] for folder in (tmp_path, group / "straight")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_resumed_group_ends_with_the_same_bits_as_an_undisturbed_one(tiny: Any, group: Path) -> None:
+    for rank in range(2):
+        tiny.assert_same_bits(_weights(group, "straight", rank), _weights(group, "resumed", rank))
+
+
+def test_a_run_goes_on_with_another_number_of_workers_and_says_so(tiny: Any, group: Path) -> None:
+    for rank in range(2):
+        assert any("resuming on 2 workers what ran on 1" in notice for notice in _seen(group, rank)["notice"])
+    for name, tensor in _weights(group, "straight", 0).items():
+        torch.testing.assert_close(_weights(group, "moved", 0)[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_ranks_that_differ_by_one_bit_of_one_weight_are_stopped_and_the_weight_is_named(group: Path) -> None:
+    for rank in range(2):
+        failure = _seen(group, rank)["differs"]
+        assert failure.startswith("RankMismatchError")
+        assert "'teacher.5.weight' on rank 1 differs from rank 0's" in failure
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all_and_all_their_indices_are_saved(group: Path) -> None:
+    assert [_seen(group, rank)["nan"].split(":")[0] for rank in range(2)] == ["NonFiniteLossError"] * 2
+    report = json.loads((group / "nan" / "offending" / "nonfinite-step-00000002.json").read_text())
+    assert [entry["loss"] == "nan" for entry in report["ranks"]] == [False, True]
+    indices = [index for entry in report["ranks"] for micro in entry["indices"] for index in micro]
+    assert len(set(indices)) == 352
