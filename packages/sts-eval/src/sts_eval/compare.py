@@ -68,18 +68,26 @@ class Comparison:
         return f"{place}: paper {self.published.printed}, ours {self.ours} ({self.network}, {self.which}): {verdict}"
 
 
-def load_run(folder: str | Path) -> RunResults:
-    """A run's results.json, with seed and conditions from its config.json where the results do not name them."""
-    results = read_results(folder)
-    file = Path(folder) / "config.json"
-    if not file.is_file():
-        return results
-    config: dict[str, Any] = json.loads(file.read_text())
-    seed = results.seed if results.seed is not None else config.get("training", config).get("seed")
+def with_conditions(results: RunResults, config: Mapping[str, Any]) -> RunResults:
+    """Results with the seed and the conditions that a run's config gives, where the results do not name them."""
+    training = config.get("training", config)
     conditions = describe_training(config)
     if any(entry.get("num_train") == IMAGENET_TRAIN_IMAGES for entry in results.entries):
         conditions["dataset"] = "imagenet"  # the config only says that it is a folder of images
+    seed = results.seed if results.seed is not None else training.get("seed")
     return replace(results, seed=seed, conditions=conditions | dict(results.conditions))
+
+
+def load_run(folder: str | Path) -> RunResults:
+    """A run's results.json, with seed and conditions from its config (config.json, or config.yaml where PyYAML is)."""
+    results, folder = read_results(folder), Path(folder)
+    if (folder / "config.json").is_file():
+        return with_conditions(results, json.loads((folder / "config.json").read_text()))
+    if (folder / "config.yaml").is_file():
+        import yaml
+
+        return with_conditions(results, yaml.safe_load((folder / "config.yaml").read_text()))
+    return results
 
 
 def compare_with_paper(runs: Sequence[RunResults], *, confidence: float = 0.95) -> list[Comparison]:

@@ -101,7 +101,8 @@ def linear_probe(
         tested = _features(test, backbone, features, cache, device)
         source: CachedFeatures | AugmentedFeatures
         if config.augment:
-            source = AugmentedFeatures(train, _side_of(test), config, _frozen(train, backbone, features, device))
+            frozen = _frozen(train, backbone, features, device)
+            source = AugmentedFeatures(train, _side_of(test), config, frozen)
         else:
             source = CachedFeatures(_features(train, backbone, features, cache, device), config)
         num_classes = _check(source, tested, config)

@@ -1,5 +1,6 @@
 """The rows of the paper that can be repeated, what each was trained with, and which of them a run belongs to."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,6 +32,12 @@ class PaperRow:
             for name, value in self.conditions.items()
             if conditions.get(name) != value
         ]
+
+    def departure(self, conditions: Mapping[str, Any]) -> tuple[int, float]:
+        """How many conditions differ, and by how much the numbers among them do, as a sum of |log ratios|."""
+        pairs = [(conditions.get(name), value) for name, value in self.conditions.items()]
+        numbers = [(a, b) for a, b in pairs if isinstance(a, int | float) and isinstance(b, int | float)]
+        return len(self.obstacles(conditions)), sum(abs(math.log((a + 1) / (b + 1))) for a, b in numbers)
 
     def is_of(self, conditions: Mapping[str, Any]) -> bool:
         """Whether the run has this row's method, smoothing and granularity."""
@@ -97,14 +104,14 @@ ROWS: tuple[PaperRow, ...] = (
 
 
 def rows_of(conditions: Mapping[str, Any], evaluation: str, named: Mapping[str, str] | None = None) -> list[PaperRow]:
-    """The rows nearest to a run: the one it names, or those of its method and smoothing with the fewest departures."""
+    """The rows nearest to a run: the one it names, or those of its method and smoothing that depart least."""
     rows = [row for row in ROWS if row.evaluation == evaluation]
     if named is not None and any((row.table, row.row) == (named["table"], named["row"]) for row in rows):
         rows = [row for row in rows if (row.table, row.row) == (named["table"], named["row"])]
     else:
         rows = [row for row in rows if row.is_of(conditions)]
-    fewest = min((len(row.obstacles(conditions)) for row in rows), default=0)
-    return [row for row in rows if len(row.obstacles(conditions)) == fewest]
+    nearest = min((row.departure(conditions) for row in rows), default=None)
+    return [row for row in rows if row.departure(conditions) == nearest]
 
 
 def smoothing_name(momentum: float, preserve_probability: float) -> str:

@@ -1,0 +1,172 @@
+import json
+
+import pytest
+import scipy.stats
+
+from sts_core.errors import ConfigError
+from sts_eval import RunResults, byol_protocol, compare_with_paper, comparison_table, load_run, write_results
+from sts_eval.intervals import estimate, t_quantile
+from sts_eval.paper_rows import ROWS, describe_training
+from sts_eval.published import PUBLISHED
+
+IMAGENET = {
+    "method": "byol",
+    "smoothing": "sts",
+    "granularity": "layer",
+    "dataset": "imagenet",
+    "backbone": "resnet50",
+    "epochs": 200,
+    "global_batch_size": 256,
+}
+
+
+def linear(value, **changes):
+    entry = {"evaluation": "linear", "network": "teacher", "metric": "top1", "value": value, "which": "best"}
+    protocol = json.loads(json.dumps(byol_protocol().__dict__))  # as it comes back from results.json
+    return entry | {"protocol": protocol, "num_train": 1_281_167, "num_test": 50_000} | changes
+
+
+def runs(values, conditions=IMAGENET, **changes):
+    return [
+        RunResults(run=f"run-{seed}", entries=(linear(value, **changes),), seed=seed, conditions=conditions)
+        for seed, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 9, 10, 30, 101])
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
+def test_the_t_quantile_equals_scipys(degrees, confidence):
+    assert t_quantile(confidence, degrees) == pytest.approx(scipy.stats.t.ppf(0.5 + confidence / 2, degrees), rel=1e-9)
+
+
+def test_the_interval_covers_the_mean_as_often_as_it_says():
+    import numpy as np
+
+    draws = np.random.Generator(np.random.Philox(key=1)).normal(3.0, 2.0, (2000, 4))
+    covered = [e.low <= 3.0 <= e.high for e in (estimate(row.tolist(), 0.9) for row in draws)]
+    assert 0.88 < sum(covered) / len(covered) < 0.92
+
+
+def test_one_seed_has_no_interval_and_says_so():
+    single = estimate([72.0])
+    assert (single.low, single.high, str(single)) == (None, None, "72.00 (one seed)")
+    with pytest.raises(ConfigError):
+        estimate([])
+
+
+def test_a_run_of_the_papers_recipe_stands_beside_each_row_it_repeats():
+    found = compare_with_paper(runs([72.5, 72.7, 72.9]))
+    assert {(c.published.table, c.published.row) for c in found} == {
+        ("effect-of-sts", "BYOL STS"),
+        ("granularity", "STS LW"),
+    }
+    first = found[0]
+    assert first.may_stand
+    assert first.ours.mean == pytest.approx(72.7)
+    assert first.difference == pytest.approx(0.0)
+    assert first.ours.high - first.ours.mean == pytest.approx(scipy.stats.t.ppf(0.975, 2) * 0.2 / 3**0.5)
+    assert first.agrees is True
+    assert compare_with_paper(runs([60.0, 60.1]))[0].agrees is False
+    assert compare_with_paper(runs([72.7]))[0].agrees is None
+
+
+@pytest.mark.parametrize(
+    ("conditions", "entry", "reason"),
+    [
+        ({"epochs": 2}, {}, "epochs 2 instead of 200"),
+        ({"dataset": "digits"}, {}, "dataset digits instead of imagenet"),
+        ({"backbone": "resnet18"}, {}, "backbone resnet18 instead of resnet50"),
+        ({}, {"network": "student"}, "network student instead of teacher"),
+        ({}, {"num_test": 500}, "linear num_test 500 instead of 50000"),
+        ({}, {"protocol": byol_protocol(augment=False).__dict__}, "linear augment False instead of True"),
+    ],
+)
+def test_what_departs_from_the_paper_may_not_stand_beside_it_and_says_why(conditions, entry, reason):
+    found = compare_with_paper(runs([50.0], IMAGENET | conditions, **entry))
+    assert found
+    assert all(not c.may_stand and reason in c.obstacles for c in found)
+    assert f"no: {reason}" in comparison_table(found)
+
+
+def test_seeds_are_averaged_but_a_repeated_seed_is_not_two_measurements():
+    same = [
+        RunResults(run=name, entries=(linear(v),), seed=1, conditions=IMAGENET)
+        for name, v in (("a", 70.0), ("b", 72.0))
+    ]
+    assert compare_with_paper(same)[0].ours.count == 1
+    other = runs([70.0, 72.0]) + runs([10.0], IMAGENET | {"epochs": 3})
+    counts = {(c.ours.count, c.may_stand) for c in compare_with_paper(other)}
+    assert (2, True) in counts
+    assert (1, False) in counts
+
+
+def test_longer_training_is_compared_with_the_longer_rows():
+    found = compare_with_paper(runs([73.1], IMAGENET | {"epochs": 300}))
+    assert {c.published.row for c in found} == {"Ours (BYOL + STS) 300"}
+
+
+def test_a_failed_row_has_no_difference():
+    conditions = {k: v for k, v in IMAGENET.items() if k != "granularity"} | {"smoothing": "none"}
+    found = compare_with_paper(runs([0.1, 0.1], conditions))
+    assert [(c.published.printed, c.difference, c.agrees) for c in found] == [("fail", None, None)]
+
+
+def test_few_labels_find_their_column():
+    conditions = {"method": "fixmatch", "smoothing": "tma", "dataset": "cifar10", "backbone": "wrn_28_2"}
+    conditions |= {"num_labels": 40, "steps": 2**20, "global_batch_size": 64}
+    entry = {"evaluation": "few-labels", "network": "teacher", "metric": "top1-median", "value": 92.0, "which": "last"}
+    (found,) = compare_with_paper([RunResults(run="a", entries=(entry,), seed=0, conditions=conditions)])
+    assert (found.published.row, found.published.column) == ("FixMatch", "CIFAR-10 40")
+    assert (found.which, found.may_stand) == ("median of the last checkpoints", True)
+
+
+def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
+    def run(smoothing, seed, value):
+        entry = {"evaluation": "imagenet-c", "network": "teacher", "metric": "top1", "which": "last"}
+        entry |= {"value": value, "num_images": 50_000}
+        conditions = IMAGENET | {"smoothing": smoothing}
+        return RunResults(run=f"{smoothing}{seed}", entries=(entry,), seed=seed, conditions=conditions)
+
+    found = compare_with_paper([run("sts", 0, 42.0), run("tma", 0, 40.0), run("sts", 1, 51.0), run("tma", 1, 50.0)])
+    (gain,) = [c for c in found if c.published.row == "ImageNet-C"]
+    assert gain.values == (2.0, 1.0)
+    assert gain.may_stand
+    assert gain.published.value == 1.5
+    assert not [c for c in compare_with_paper([run("sts", 0, 42.0)]) if c.published.row == "ImageNet-C"]
+
+
+def test_conditions_come_from_the_config_of_the_run(tmp_path):
+    config = {
+        "method": {"name": "moco", "backbone": "resnet18"},
+        "smoothing": {"momentum": 0.999, "preserve_probability": 0.0, "granularity": "layer"},
+        "data": {"dataset": "imagefolder", "num_labels": None},
+        "epochs": 5,
+        "steps": None,
+        "global_batch_size": 64,
+        "seed": 7,
+    }
+    assert describe_training({"name": "x", "training": config}) == describe_training(config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_results(tmp_path, RunResults(run="a", entries=(linear(30.0, num_train=1500),)))
+    run = load_run(tmp_path)
+    assert run.seed == 7
+    assert run.conditions["smoothing"] == "tma"
+    assert run.conditions["dataset"] == "imagefolder"
+    assert compare_with_paper([run])[0].published.row == "MoCo TMA"
+    write_results(tmp_path, RunResults(run="a", entries=(linear(30.0),)))
+    assert load_run(tmp_path).conditions["dataset"] == "imagenet"  # it has ImageNet's number of images
+
+
+def test_every_row_that_can_be_repeated_is_printed_in_the_paper():
+    cells = {(row.table, row.row, column) for row in ROWS for column in row.metrics}
+    assert cells <= set(PUBLISHED)
+    ours = {key for key in PUBLISHED if key[0].startswith("effect-of")}
+    assert ours <= cells
+
+
+def test_a_comparison_is_plain_json_and_one_line_of_text():
+    first = compare_with_paper(runs([72.0, 73.0]))[0]
+    assert json.loads(json.dumps(first.to_json()))["published"]["value"] == 72.7
+    assert str(first).startswith("effect-of-sts / BYOL STS / top-1: paper 72.7, ours 72.50 ± ")
+    with pytest.raises(ConfigError):
+        comparison_table([])

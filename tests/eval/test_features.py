@@ -1,0 +1,197 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from sts_core.errors import ConfigError, StateError
+from sts_eval import DataError, FeatureConfig, extract_features, image_folder
+from sts_eval.untouched import digest_of, untouched
+
+
+class Stops(torch.utils.data.Dataset):
+    """A dataset whose reading fails from a certain sample on; counts what was read."""
+
+    def __init__(self, dataset, last):
+        self.dataset, self.last, self.read = dataset, last, []
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        if self.last is not None and index > self.last:
+            raise KeyboardInterrupt  # not an error of the image: the process is being stopped
+        return self.dataset[index]
+
+
+def probes(dataset):
+    return {i * (len(dataset) - 1) // 7 for i in range(8)}
+
+
+def test_features_are_the_backbones_output_in_order(digit_images, small_network):
+    network, (train, _) = small_network(0), digit_images
+    features = extract_features(network, train, FeatureConfig(batch_size=100))
+    with torch.no_grad():
+        expected = network.eval()(train.images)
+    assert torch.allclose(features.values, expected, atol=1e-6)
+    assert torch.equal(features.labels, train.targets)
+    assert features.classes == tuple(train.classes)
+
+
+def test_weights_batch_norm_statistics_and_modes_are_untouched(digit_images, small_network):
+    network = small_network(0)
+    network[1].eval()
+    modes = [module.training for module in network.modules()]
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    extract_features(network, digit_images[0])
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert [module.training for module in network.modules()] == modes
+
+
+def test_a_network_that_changes_itself_while_it_is_measured_is_found_out(digit_images):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, images):
+            self.calls += 1
+            return images.flatten(1)
+
+    with pytest.raises(StateError, match="must not change the network"):
+        extract_features(Counts(), digit_images[0])
+
+
+def test_the_digest_sees_a_single_bit_and_a_buffer(small_network):
+    network = small_network(0)
+    first = digest_of(network)
+    assert digest_of(small_network(0)) == first
+    with torch.no_grad():
+        network[0].weight[0, 0, 0, 0] += 1e-7 * network[0].weight[0, 0, 0, 0].abs() + 1e-9
+    second = digest_of(network)
+    network[1].num_batches_tracked += 1
+    assert len({first, second, digest_of(network)}) == 3
+
+
+def test_the_original_error_of_a_block_is_not_hidden_by_the_check(small_network):
+    network = small_network(0)
+    with pytest.raises(ZeroDivisionError), untouched(network):
+        raise ZeroDivisionError
+
+
+def test_a_cache_gives_the_same_features_without_reading_the_images_again(tmp_path, digit_images, small_network):
+    network, data = small_network(0), Stops(digit_images[0], None)
+    fresh = extract_features(network, data, cache=tmp_path)
+    data.read.clear()
+    cached = extract_features(network, data, FeatureConfig(batch_size=33), cache=tmp_path)
+    assert torch.equal(fresh.values, cached.values)
+    assert torch.equal(fresh.labels, cached.labels)
+    assert set(data.read) == probes(data)  # the samples that identify the dataset, and no others
+
+
+def test_a_stopped_extraction_goes_on_where_it_stopped(tmp_path, digit_images, small_network):
+    network, config = small_network(0), FeatureConfig(batch_size=50)
+    whole = extract_features(network, digit_images[0], config)
+
+    class StopsInPass(Stops):
+        """Stops in the pass over all samples, not while the dataset is identified."""
+
+        def __getitem__(self, index):
+            allowed = index in probes(self) and len(self.read) < 12
+            self.read.append(index)
+            if self.last is not None and index > self.last and not allowed:
+                raise KeyboardInterrupt
+            return self.dataset[index]
+
+    data = StopsInPass(digit_images[0], 420)
+    with pytest.raises(KeyboardInterrupt):
+        extract_features(network, data, config, cache=tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".partial"]
+    data.last = None
+    data.read.clear()
+    resumed = extract_features(network, data, FeatureConfig(batch_size=64), cache=tmp_path)
+    assert torch.allclose(resumed.values, whole.values, atol=1e-6)
+    assert torch.equal(resumed.labels, whole.labels)
+    again = [index for index in data.read if index < 400 and index not in probes(data)]
+    assert again == []  # eight blocks of fifty were on disk
+    assert [path.suffix for path in tmp_path.iterdir()] == [""]
+
+
+def test_other_weights_another_dataset_or_another_precision_get_their_own_cache(tmp_path, digit_images, small_network):
+    train, test = digit_images
+    extract_features(small_network(0), train, cache=tmp_path)
+    extract_features(small_network(1), train, cache=tmp_path)
+    extract_features(small_network(0), test, cache=tmp_path)
+    extract_features(small_network(0), train, FeatureConfig(precision="bfloat16"), cache=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+    meta = [json.loads((folder / "meta.json").read_text()) for folder in tmp_path.iterdir()]
+    assert {m["format"] for m in meta} == {"sts-features"}
+
+
+def test_changing_cached_features_in_memory_leaves_the_file_alone(tmp_path, digit_images, small_network):
+    first = extract_features(small_network(0), digit_images[0], cache=tmp_path)
+    kept = first.values.clone()
+    first.values.zero_()
+    second = extract_features(small_network(0), digit_images[0], cache=tmp_path)
+    assert torch.equal(second.values, kept)
+
+
+def make_folder(root: Path, classes: int, images: int) -> Path:
+    for c in range(classes):
+        (root / f"class{c}").mkdir(parents=True)
+        for i in range(images):
+            pixels = np.random.default_rng(10 * c + i).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / f"class{c}" / f"{i}.png")
+    return root
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_unreadable_image_is_named_in_one_sentence(tmp_path, num_workers):
+    root = make_folder(tmp_path / "images", 2, 3)
+    bad = root / "class1" / "1.png"
+    bad.write_bytes(bad.read_bytes()[:40])
+    dataset = image_folder(root, image_size=16)
+    config = FeatureConfig(batch_size=2, num_workers=num_workers)
+    with pytest.raises(DataError) as caught:
+        extract_features(nn.Flatten(), dataset, config, cache=tmp_path / "cache")
+    assert str(bad) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not [path for path in (tmp_path / "cache").glob("*") if path.suffix != ".partial"]
+
+
+def test_loader_processes_change_nothing(tmp_path):
+    dataset = image_folder(make_folder(tmp_path / "images", 2, 5), image_size=16)
+    here = extract_features(nn.Flatten(), dataset, FeatureConfig(batch_size=3))
+    there = extract_features(nn.Flatten(), dataset, FeatureConfig(batch_size=3, num_workers=2))
+    assert torch.equal(here.values, there.values)
+    assert here.values.shape == (10, 3 * 16 * 16)
+
+
+def test_images_without_a_transform_are_refused_by_name(tmp_path):
+    dataset = image_folder(make_folder(tmp_path / "images", 1, 2), image_size=None)
+    with pytest.raises(DataError, match=r"0\.png is not \(Image in place of a normalised float tensor\)"):
+        extract_features(nn.Flatten(), dataset)
+
+
+def test_a_missing_or_empty_folder_is_one_sentence(tmp_path):
+    with pytest.raises(DataError, match="does not: check the path"):
+        image_folder(tmp_path / "nowhere")
+    (tmp_path / "empty" / "class0").mkdir(parents=True)
+    with pytest.raises(DataError, match="class0"):
+        image_folder(tmp_path / "empty")
+
+
+def test_unpooled_and_non_finite_outputs_are_refused(digit_images):
+    with pytest.raises(ConfigError, match="pooled features"):
+        extract_features(nn.Identity(), digit_images[0])
+
+    class Broken(nn.Module):
+        def forward(self, images):
+            return images.flatten(1) / 0.0
+
+    with pytest.raises(StateError, match="finite"):
+        extract_features(Broken(), digit_images[0])

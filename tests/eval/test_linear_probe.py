@@ -1,0 +1,230 @@
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sts_core.errors import ConfigError, StateError
+from sts_eval import DataError, Features, LinearProbeConfig, byol_protocol, fast_protocol, linear_probe, moco_protocol
+from sts_eval.heads import ParallelHeads
+from sts_eval.linear_sources import CachedFeatures
+from sts_eval.linear_training import train_by_sgd
+
+
+def trained_alone(config: LinearProbeConfig, data: Features, rate: float) -> nn.Module:
+    """The slow, obvious way: torch's own layers and optimizer, one classifier at a time."""
+    heads = ParallelHeads(replace(config, learning_rates=(rate,)), data.values.shape[1], 10, torch.device("cpu"))
+    linear = nn.Linear(data.values.shape[1], 10)
+    with torch.no_grad():
+        linear.weight.copy_(heads.parameters["weight"])
+        linear.bias.zero_()
+    model = nn.Sequential(linear, nn.BatchNorm1d(10)) if config.batch_norm else linear
+    optimizer = torch.optim.SGD(
+        model.parameters(), rate, config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov
+    )
+    source = CachedFeatures(data, config)
+    steps = -(-len(data) // config.batch_size)
+    for epoch in range(config.epochs):
+        for index, (values, labels, _) in enumerate(source.epoch(epoch)):
+            optimizer.param_groups[0]["lr"] = rate * config.rate_factor(epoch * steps + index, steps)
+            optimizer.zero_grad()
+            F.cross_entropy(model(values), labels).backward()
+            optimizer.step()
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        moco_protocol(augment=False, learning_rates=(0.1, 1.0, 30.0), epochs=3, milestones=(1, 2)),
+        byol_protocol(augment=False, learning_rates=(0.05, 0.2), epochs=3),
+        byol_protocol(augment=False, batch_norm=False, learning_rates=(0.05, 0.2), epochs=3, nesterov=True),
+        moco_protocol(augment=False, learning_rates=(0.1, 0.3), epochs=2, weight_decay=1e-3),
+    ],
+    ids=["moco", "byol", "byol-plain-nesterov", "weight-decay"],
+)
+def test_parallel_heads_equal_classifiers_trained_one_by_one(config, digit_features):
+    train, test = digit_features
+    result = linear_probe(train, test, config)
+    for rate, head in zip(config.learning_rates, result.heads, strict=True):
+        predicted = trained_alone(config, train, rate)(test.values).argmax(1)
+        alone = 100.0 * float((predicted == test.labels).double().mean())
+        assert head.setting == rate
+        assert head.last[1] == pytest.approx(alone, abs=0.12)  # one of 898 digits on the boundary
+
+
+def test_the_weights_of_parallel_heads_equal_those_trained_alone(digit_features):
+    train, _ = digit_features
+    config = byol_protocol(augment=False, learning_rates=(0.05, 0.2), epochs=2)
+    heads = ParallelHeads(config, 64, 10, torch.device("cpu"))
+    source, steps = CachedFeatures(train, config), -(-len(train) // 256)
+    for epoch in range(2):
+        for index, (values, labels, count) in enumerate(source.epoch(epoch)):
+            heads.step(values, labels, count=count, rate_factor=config.rate_factor(epoch * steps + index, steps))
+    for g, rate in enumerate(config.learning_rates):
+        linear, norm = trained_alone(config, train, rate)
+        rows = slice(10 * g, 10 * g + 10)
+        assert torch.allclose(heads.parameters["weight"][rows], linear.weight, atol=1e-5)
+        assert torch.allclose(heads.statistics["mean"][rows], norm.running_mean, atol=1e-5)
+        assert torch.allclose(heads.statistics["variance"][rows], norm.running_var, rtol=1e-4)
+
+
+def test_the_published_protocols_have_their_published_numbers():
+    moco, byol = moco_protocol(), byol_protocol()
+    assert (moco.learning_rates, moco.epochs, moco.milestones, moco.gamma) == ((30.0,), 100, (60, 80), 0.1)
+    assert (moco.weight_decay, moco.momentum, moco.batch_norm, moco.augment) == (0.0, 0.9, False, True)
+    assert (byol.learning_rates, byol.epochs, byol.schedule, byol.batch_norm) == ((0.2,), 80, "cosine", True)
+    assert byol_protocol(batch_norm=False).batch_norm is False
+    assert [moco.rate_factor(epoch * 10, 10) for epoch in (0, 59, 60, 80)] == pytest.approx([1, 1, 0.1, 0.01])
+    assert [byol.rate_factor(step, 10) for step in (0, 400, 800)] == pytest.approx([1, 0.5, 0])
+
+
+def test_a_head_that_diverges_harms_no_other_and_is_named(digit_features):
+    train, test = digit_features
+    config = moco_protocol(augment=False, learning_rates=(0.1, 1e38), epochs=2)
+    both, alone = linear_probe(train, test, config), linear_probe(train, test, replace(config, learning_rates=(0.1,)))
+    assert [head.diverged for head in both.heads] == [False, True]
+    assert both.heads[0].last == pytest.approx(alone.heads[0].last, abs=0.12)
+    assert both.heads[1].last[1] == 0.0
+    assert both.chosen == 0
+
+
+def test_the_result_is_the_same_bit_for_bit_the_second_time(digit_features):
+    config = moco_protocol(augment=False, learning_rates=(0.1, 1.0), epochs=3)
+    assert linear_probe(*digit_features, config) == linear_probe(*digit_features, config)
+    other = linear_probe(*digit_features, replace(config, seed=1))
+    assert other.heads != linear_probe(*digit_features, config).heads
+
+
+def test_best_is_the_best_evaluated_epoch_and_last_the_last(digit_features):
+    config = moco_protocol(augment=False, learning_rates=(30.0,), epochs=6, milestones=())
+    result = linear_probe(*digit_features, config)
+    source = CachedFeatures(digit_features[0], config)
+    run = train_by_sgd(source, {"test": digit_features[1]}, (1, 5), config, num_classes=10, device=torch.device("cpu"))
+    curve = [float(accuracy[0, 0]) for accuracy in run.accuracies["test"]]
+    assert result.last[1] == curve[-1]
+    assert result.best[1] == max(curve)
+    assert result.heads[0].best_epoch == run.epochs[curve.index(max(curve))]
+
+
+def test_with_held_out_data_the_choice_does_not_look_at_the_test_data(digit_features):
+    train, test = digit_features
+    config = fast_protocol(held_out_fraction=0.25, regularisations=(1e-4, 10.0))
+    result = linear_probe(train, test, config)
+    shuffled = Features(test.values, test.labels[torch.randperm(len(test), generator=torch.Generator().manual_seed(0))])
+    assert result.selected_on == "held-out"
+    assert linear_probe(train, shuffled, config).chosen == result.chosen == 0
+    assert result.num_train == len(train) - round(0.25 * len(train))
+    assert linear_probe(train, test, replace(config, held_out_fraction=0.0)).selected_on == "test"
+    assert linear_probe(train, test, fast_protocol(regularisations=(1e-3,))).selected_on == "single"
+
+
+def test_a_probe_that_was_killed_ends_as_one_that_was_not(tmp_path, digit_features, monkeypatch):
+    config = byol_protocol(augment=False, learning_rates=(0.05, 0.2), epochs=6, evaluate_every_epochs=2)
+    whole = linear_probe(*digit_features, config)
+    original, calls = ParallelHeads.step, []
+
+    def dies(self, *arguments, **keywords):
+        calls.append(1)
+        if len(calls) == 4 * 4 + 2:  # four steps an epoch: in the fifth epoch, after the second evaluation
+            raise KeyboardInterrupt
+        original(self, *arguments, **keywords)
+
+    monkeypatch.setattr(ParallelHeads, "step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        linear_probe(*digit_features, config, state_file=tmp_path / "probe.pt")
+    resumed = linear_probe(*digit_features, config, state_file=tmp_path / "probe.pt")
+    assert resumed == whole
+    assert len(calls) == 18 + 8  # two epochs are repeated, not six
+    with pytest.raises(StateError, match="delete it"):
+        linear_probe(*digit_features, replace(config, seed=3), state_file=tmp_path / "probe.pt")
+
+
+def test_the_augmented_probe_sees_fresh_crops_and_leaves_the_backbone_alone(digit_images, small_network):
+    network = small_network(0)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    config = byol_protocol(learning_rates=(0.1,), epochs=2, evaluate_every_epochs=1)
+    result = linear_probe(*digit_images, config, backbone=network)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert network.training
+    assert linear_probe(*digit_images, config, backbone=network) == result
+    plain = linear_probe(*digit_images, replace(config, augment=False), backbone=network)
+    assert plain.heads != result.heads
+    assert result.last[1] > 15.0  # chance is 10
+
+
+def test_the_augmented_probe_takes_images_from_folders(tmp_path):
+    import numpy as np
+    from PIL import Image
+
+    from sts_eval import image_folder
+
+    for split in ("train", "val"):
+        for c, colour in enumerate(("red", "blue")):
+            (tmp_path / split / colour).mkdir(parents=True)
+            for i in range(6):
+                pixels = np.random.default_rng(i).integers(0, 60, (24, 32, 3), dtype=np.uint8)
+                pixels[..., 2 * c] += 150
+                Image.fromarray(pixels).save(tmp_path / split / colour / f"{i}.png")
+    backbone = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    train, test = image_folder(tmp_path / "train", image_size=None), image_folder(tmp_path / "val", image_size=16)
+    config = moco_protocol(learning_rates=(1.0,), epochs=3, batch_size=4)
+    assert linear_probe(train, test, config, backbone=backbone).last == {1: 100.0}
+
+
+def test_entries_name_network_metric_and_which(digit_features):
+    result = linear_probe(*digit_features, fast_protocol(regularisations=(1e-3,)))
+    entries = result.entries("teacher")
+    assert [(e["metric"], e["which"]) for e in entries] == [
+        ("top1", "last"),
+        ("top5", "last"),
+        ("top1", "best"),
+        ("top5", "best"),
+    ]
+    assert {e["network"] for e in entries} == {"teacher"}
+    assert entries[0]["protocol"] == asdict(result.config)
+    assert entries[0]["regularisation"] == 1e-3
+
+
+def test_a_class_without_images_is_named(digit_features):
+    train, test = digit_features
+    keep = train.labels != 3
+    lacking = Features(train.values[keep], train.labels[keep], train.classes)
+    with pytest.raises(DataError, match="training data, but it has none of 3"):
+        linear_probe(lacking, test, fast_protocol())
+    with pytest.raises(DataError, match="test data"):
+        linear_probe(train, Features(test.values[test.labels < 9], test.labels[test.labels < 9], test.classes))
+    config = fast_protocol(regularisations=(1e-3,), allow_missing_classes=True)
+    assert linear_probe(lacking, test, config).last[1] > 80.0
+
+
+def test_splits_that_number_their_classes_differently_are_refused(digit_features):
+    train, test = digit_features
+    shifted = Features(test.values, test.labels, (*train.classes[1:], "extra"))
+    with pytest.raises(DataError, match="same classes in the same order, but 0, extra occur in one split only"):
+        linear_probe(train, shifted, fast_protocol())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"learning_rates": ()},
+        {"learning_rates": (float("nan"),)},
+        {"solver": "adam"},
+        {"solver": "ridge", "augment": True},
+        {"epochs": 0},
+        {"held_out_fraction": 1.0},
+        {"schedule": "linear"},
+    ],
+)
+def test_impossible_settings_are_refused(values):
+    with pytest.raises(ConfigError):
+        LinearProbeConfig(**values)
+
+
+def test_augmentation_of_features_and_datasets_without_a_backbone_are_refused(digit_features, digit_images):
+    with pytest.raises(ConfigError, match="augment=False"):
+        linear_probe(*digit_features, moco_protocol())
+    with pytest.raises(ConfigError, match="needs a backbone"):
+        linear_probe(*digit_images, moco_protocol(augment=False))

@@ -1,0 +1,37 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("probe_worker.py")
+
+
+def launch(folder: Path, world_size: int) -> list[dict[str, list[float]]]:
+    """What each of `world_size` processes found."""
+    folder.mkdir()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(folder)],
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors.decode()
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(world_size)]
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_finds(tmp_path):
+    (alone,) = launch(tmp_path / "one", 1)
+    both = launch(tmp_path / "two", 2)
+    assert both[0] == both[1]
+    assert alone.keys() == both[0].keys()
+    for name, values in alone.items():
+        # A sum in another order can turn one of 898 digits at the boundary, never more.
+        assert both[0][name] == pytest.approx(values, rel=1e-5, abs=0.23), name

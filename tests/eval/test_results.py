@@ -1,0 +1,70 @@
+import json
+import os
+
+import pytest
+
+from sts_core.errors import ConfigError, StateError
+from sts_eval import RunResults, add_entries, read_results, write_results
+
+
+def entry(**changes):
+    base = {"evaluation": "linear", "network": "teacher", "metric": "top1", "value": 50.0, "which": "last"}
+    return base | changes
+
+
+def test_results_survive_writing_and_reading(tmp_path):
+    results = RunResults(
+        run="a", entries=(entry(), entry(network="student")), seed=3, paper={"table": "voc", "row": "Ours"}
+    )
+    file = write_results(tmp_path, results)
+    assert file == tmp_path / "results.json"
+    assert read_results(tmp_path) == read_results(file) == results
+    content = json.loads(file.read_text())
+    assert (content["format"], content["run"], len(content["entries"])) == ("sts-results", "a", 2)
+
+
+def test_the_same_measurement_is_replaced_and_others_are_kept(tmp_path):
+    add_entries(tmp_path, [entry(), entry(evaluation="knn", k=20)], run="a")
+    results = add_entries(tmp_path, [entry(value=60.0), entry(evaluation="knn", k=200)])
+    assert results == read_results(tmp_path)
+    assert [(e["evaluation"], e.get("k"), e["value"]) for e in results.entries] == [
+        ("linear", None, 60.0),
+        ("knn", 20, 50.0),
+        ("knn", 200, 50.0),
+    ]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    add_entries(tmp_path, [entry()], run="a")
+    before = (tmp_path / "results.json").read_bytes()
+
+    def fails(*arguments):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="disk full"):
+        add_entries(tmp_path, [entry(value=1.0)])
+    assert (tmp_path / "results.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize("bad", [{"value": float("nan")}, {"value": "x"}, {"value": True}, {"evaluation": "lineal"}])
+def test_entries_that_say_nothing_are_refused(bad):
+    with pytest.raises(ConfigError):
+        RunResults(run="a", entries=(entry(**bad),))
+
+
+def test_an_entry_without_its_keys_is_refused():
+    with pytest.raises(ConfigError, match="network is missing"):
+        RunResults(run="a", entries=({k: v for k, v in entry().items() if k != "network"},))
+
+
+def test_absent_damaged_and_foreign_files_are_one_sentence(tmp_path):
+    with pytest.raises(StateError, match="does not exist"):
+        read_results(tmp_path)
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(StateError, match="must be JSON"):
+        read_results(tmp_path)
+    (tmp_path / "results.json").write_text("[]")
+    with pytest.raises(StateError, match="sts-results"):
+        read_results(tmp_path)
