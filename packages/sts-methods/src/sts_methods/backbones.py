@@ -47,18 +47,19 @@ def _wide_resnet(depth: int, width: int, *, stem: Stem, pretrained: bool) -> Wid
 
 def _from_timm(name: str, *, pretrained: bool) -> nn.Module:
     import timm  # takes seconds: those who only read configs do not wait for it
-    from timm.models.resnet import ResNet
 
     if not timm.is_model(name):
         similar = difflib.get_close_matches(name, [*timm.list_models(), "wrn_28_2", "wrn_28_8"], n=1)
         hint = f"did you mean {similar[0]!r}" if similar else "timm.list_models() lists them"
         raise ConfigError(f"backbone must be a timm name or wrn_<depth>_<width>, got {name!r}: {hint}")
-    # Multi-crop feeds two sizes of image to one network, so vision transformers resize their position embeddings.
-    sizes = {"dynamic_img_size": True} if timm.models.is_model_in_modules(name, ["vision_transformer"]) else {}
-    network: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **sizes)
-    if isinstance(network, ResNet) and not pretrained:
+    options: dict[str, bool] = {}
+    if timm.models.is_model_in_modules(name, ["resnet"]):
         # timm starts the last norm of each block at zero; torchvision's ResNet, which MoCo v2 trains, does not.
-        network.init_weights(zero_init_last=False)
+        options["zero_init_last"] = False
+    if timm.models.is_model_in_modules(name, ["vision_transformer"]):
+        # Multi-crop feeds two sizes of image to one network, so the position embeddings must resize.
+        options["dynamic_img_size"] = True
+    network: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
     # In some networks a pre-classifier layer follows the pooling and stays when the classifier goes.
     width = int(getattr(network, "head_hidden_size", None) or num_features(network))
     setattr(network, "num_features", width)  # noqa: B010 - the type checker sees Tensor | Module behind the dot
