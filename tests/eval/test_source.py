@@ -102,6 +102,7 @@ def test_prefixed_and_reshaped_tensors_are_refused_by_name():
         (lambda path: path.with_suffix(".json").write_text('{"format": "other"}'), "must have format"),
         (lambda path: path.write_bytes(path.read_bytes()[:100]), "readable file of tensors"),
         (lambda path: path.with_suffix(".json").write_text(json.dumps(MANIFEST | {"tensors": 3})), "3 tensors"),
+        (lambda path: path.with_suffix(".json").write_text(json.dumps(MANIFEST | {"sha256": "0"})), "was changed"),
     ],
 )
 def test_damaged_checkpoints_are_one_sentence(tmp_path, damage, message):
