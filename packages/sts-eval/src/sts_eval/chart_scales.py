@@ -66,7 +66,7 @@ def tick_text(value: float, scale: Scale) -> str:
         return "0"
     size = abs(value)
     exponent = math.floor(math.log10(size) + 1e-9)
-    if size < 1e-3 or size >= 1e9:
+    if size < 1e-3 or size >= 1e9 or (scale.log and scale.low < 1e-3 and size != 1):
         factor = round(value / 10.0**exponent, 3)
         power = f"10{str(exponent).translate(SUPERSCRIPTS)}"
         return power if factor == 1 else f"{factor:g}·{power}"

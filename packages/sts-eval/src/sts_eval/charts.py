@@ -45,9 +45,12 @@ def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
 
 
 def drawing(width: float, height: float, label: str, parts: Sequence[str]) -> str:
-    """The svg element; it takes the width of its place on the page and keeps its proportions."""
+    """The svg element, in proportion to the place it has on the page."""
     box = f'viewBox="0 0 {_number(width)} {_number(height)}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" {box} role="img" aria-label="{escape(label)}">'
+    # Text stays readable: never much larger than drawn, and a wide drawing scrolls rather than shrinks.
+    size = f"max-width:{width * 1.2:.0f}px;min-width:{min(width * 0.72, width - 80):.0f}px"
+    style = f'class="chart" style="{size}" role="img" aria-label="{escape(label)}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>'
     return head + "".join(parts) + "</svg>"
 
 
@@ -180,3 +183,31 @@ def _draw_bar(bar: Bar, frame: Frame, y: float, row: float) -> list[str]:
         parts += [line(x, middle - 3.5, x, middle + 3.5, "whisker") for x in (low, high)]
     parts.append(text(WIDTH - 6, middle + 4, f"{bar.value:+.2f}", anchor="end", css="value"))
     return parts
+
+
+def dot_plot(
+    rows: Sequence[tuple[str, str]], series: Sequence[Series], *, label: str, x_label: str, name_width: float = 128
+) -> str:
+    """One row per (name, group) with a dot for each series, whose points are (row index, value)."""
+    height, gap, top = 21.0, 12.0, 10.0
+    values = [value for item in series for _, value in item.points]
+    scale = linear_scale(min(values), max(values))
+    tops, y = [], top
+    for index, (_, group) in enumerate(rows):
+        y += gap if index and rows[index - 1][1] != group else 0
+        tops.append(y)
+        y += height
+    frame = Frame(name_width, top, WIDTH - name_width - 20, y - top, scale, linear_scale(0, 1))
+    parts = [line(frame.at(tick, 0)[0], top, frame.at(tick, 0)[0], y, "grid") for tick in scale.ticks]
+    parts += [text(frame.at(tick, 0)[0], y + 17, tick_text(tick, scale)) for tick in scale.ticks]
+    for (name, _), place in zip(rows, tops, strict=True):
+        parts.append(text(frame.left - 8, place + height / 2 + 4, name, anchor="end"))
+        parts.append(line(frame.left, place + height / 2, frame.left + frame.width, place + height / 2, "rule"))
+    for item in sorted(series, key=lambda s: s.colour != 0):
+        for row, value in item.points:
+            x, middle = frame.at(value, 0)[0], tops[int(row)] + height / 2
+            title = f"<title>{escape(f'{item.name}, {rows[int(row)][0]}: {value:.2f}')}</title>"
+            dot = f'<circle class="dot s{item.colour}" cx="{_number(x)}" cy="{_number(middle)}" r="4.5">'
+            parts.append(f"{dot}{title}</circle>")
+    parts.append(text(frame.left + frame.width / 2, y + 35, x_label, css="label"))
+    return drawing(WIDTH, y + 46, label, parts)

@@ -1,10 +1,11 @@
 """The p x m plane: accuracy in each cell, with the lines along which the expected pull on the teacher is the same."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
+from statistics import median
 
 from sts_eval.charts import drawing, text
 
@@ -12,6 +13,7 @@ from sts_eval.charts import drawing, text
 STOPS = ((48, 28, 76), (54, 82, 140), (38, 138, 152), (98, 190, 130), (232, 232, 150))
 ISO_MOMENTA = (0.9, 0.97, 0.99, 0.997, 0.999, 0.9997, 0.9999)
 CELL_WIDTH, CELL_HEIGHT = 62.0, 46.0
+LABEL_SIZE = (52.0, 16.0)
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ def colour_of(position: float) -> tuple[str, bool]:
     part = at - index
     red, green, blue = (round(a + part * (b - a)) for a, b in zip(STOPS[index], STOPS[index + 1], strict=True))
     return f"rgb({red},{green},{blue})", 0.2126 * red + 0.7152 * green + 0.0722 * blue > 140
+
+
+def colour_range(values: Sequence[float]) -> tuple[float, float]:
+    """Values at the two ends of the colours. Failed runs do not use up the scale: low >= high - 4 (high - median)."""
+    high = max(values)
+    return max(min(values), high - 4 * (high - median(values))), high
 
 
 def pull_decades(momentum: float) -> float:
@@ -62,52 +70,78 @@ def heat_map(cells: Mapping[tuple[float, float], Cell], *, label: str, unit: str
     p = 0 is the column of the moving averages, m = 0 the row of the spatial ensembles.
     """
     ps, ms = sorted({p for p, _ in cells}), sorted({m for _, m in cells})
-    left, top, bottom = 66.0, 14.0, 54.0
+    left, top, bottom = 66.0, 14.0, 50.0
     width, height = CELL_WIDTH * len(ps), CELL_HEIGHT * len(ms)
-    values = [cell.value for cell in cells.values()]
-    low, high = min(values), max(values)
-    parts = []
+    ends = colour_range([cell.value for cell in cells.values()])
+    shapes, numbers = [], []
     for column, p in enumerate(ps):
-        parts.append(text(left + (column + 0.5) * CELL_WIDTH, top + height + 18, f"{p:g}"))
         for row, m in enumerate(ms):
-            x, y = left + column * CELL_WIDTH, top + (len(ms) - 1 - row) * CELL_HEIGHT
-            parts.append(_draw_cell(cells.get((p, m)), (p, m), x, y, low, high))
-    for row, m in enumerate(ms):
-        parts.append(text(left - 9, top + (len(ms) - row - 0.5) * CELL_HEIGHT + 4, f"{m:g}", anchor="end"))
-    parts += _draw_iso_lines(ps, ms, left, top)
-    parts.append(text(left + width / 2, top + height + 38, "preserve probability p", css="label"))
-    parts.append(text(16, top + height / 2, "momentum m", css="label", turn=True))
-    return drawing(left + width + 58, top + height + bottom, f"{label} ({unit})", parts)
+            corner = (left + column * CELL_WIDTH, top + (len(ms) - 1 - row) * CELL_HEIGHT)
+            shape, number = _draw_cell(cells.get((p, m)), (p, m), corner, ends)
+            shapes.append(shape)
+            numbers.append(number)
+    axes = [text(left + (i + 0.5) * CELL_WIDTH, top + height + 18, f"{p:g}") for i, p in enumerate(ps)]
+    axes += [
+        text(left - 9, top + (len(ms) - i - 0.5) * CELL_HEIGHT + 4, f"{m:g}", anchor="end") for i, m in enumerate(ms)
+    ]
+    axes.append(text(left + width / 2, top + height + 38, "preserve probability p", css="label"))
+    axes.append(text(16, top + height / 2, "momentum m", css="label", turn=True))
+    lines = _draw_iso_lines(ps, ms, left, top)
+    return drawing(left + width + 14, top + height + bottom, f"{label} ({unit})", [*shapes, *lines, *numbers, *axes])
 
 
-def _draw_cell(cell: Cell | None, key: tuple[float, float], x: float, y: float, low: float, high: float) -> str:
+def _draw_cell(
+    cell: Cell | None, key: tuple[float, float], corner: tuple[float, float], ends: tuple[float, float]
+) -> tuple[str, str]:
+    """The coloured box, and the number that is drawn over the lines."""
+    (x, y), (low, high) = corner, ends
     box = f'x="{x + 1:g}" y="{y + 1:g}" width="{CELL_WIDTH - 2:g}" height="{CELL_HEIGHT - 2:g}" rx="3"'
     name = f"p = {key[0]:g}, m = {key[1]:g}, m_eff = {1 - (1 - key[0]) * (1 - key[1]):.6g}"
     if cell is None:
-        return f'<rect class="open" {box}><title>{escape(name)}: no run</title></rect>'
+        return f'<rect class="open" {box}><title>{escape(name)}: no run</title></rect>', ""
     colour, dark_text = colour_of((cell.value - low) / (high - low) if high > low else 0.5)
     runs = f" ({cell.num_runs} runs)" if cell.num_runs > 1 else ""
     title = f"<title>{escape(f'{name}: {cell.value:.2f}{runs}')}</title>"
     css = "cell-dark" if dark_text else "cell-light"
     number = text(x + CELL_WIDTH / 2, y + CELL_HEIGHT / 2 + 4.5, f"{cell.value:.1f}", css=css)
-    return f'<g><rect fill="{colour}" {box}>{title}</rect>{number}</g>'
+    # A rim in the cell's colour keeps the number clear of the lines below it.
+    return f'<rect fill="{colour}" {box}>{title}</rect>', number.replace("<text", f'<text stroke="{colour}"', 1)
 
 
 def _draw_iso_lines(ps: Sequence[float], ms: Sequence[float], left: float, top: float) -> list[str]:
     if ps[-1] >= 1 or ms[-1] >= 1 or len(ps) < 2 or len(ms) < 2:
         return []
-    parts = []
+    lines: list[str] = []
+    labels: dict[str, tuple[float, float]] = {}
     for effective in ISO_MOMENTA:
         points = [
             (left + (column + 0.5) * CELL_WIDTH, top + (len(ms) - row - 0.5) * CELL_HEIGHT)
             for column, row in iso_line(effective, ps, ms)
         ]
-        if len(points) < 2:
+        if len(points) < 2 or math.dist(points[0], points[-1]) < CELL_HEIGHT / 2:
             continue
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        parts.append(f'<path class="iso-back" d="{path}"/><path class="iso" d="{path}"/>')
-        x, y = points[-1]
-        at_right = x >= left + (len(ps) - 0.5) * CELL_WIDTH - 1
-        place = (left + len(ps) * CELL_WIDTH + 5, y + 4) if at_right else (x, top + len(ms) * CELL_HEIGHT + 1)
-        parts.append(text(*place, f"{effective:g}", anchor="start" if at_right else "middle", css="iso-label"))
-    return parts
+        lines.append(f'<path class="iso-back" d="{path}"/><path class="iso" d="{path}"/>')
+        labels[f"{effective:g}"] = _label_place(points, top, labels.values())
+    return lines + [text(*place, name, css="iso-label") for name, place in labels.items()]
+
+
+def _label_place(
+    points: Sequence[tuple[float, float]], top: float, taken: Iterable[tuple[float, float]]
+) -> tuple[float, float]:
+    """Where the line crosses a border between two rows (no number stands there) and no other label is near."""
+    crossings = []
+    for (x1, y1), (x2, y2) in pairwise(points):
+        first, last = sorted(((y1 - top) / CELL_HEIGHT, (y2 - top) / CELL_HEIGHT))
+        for border in range(math.ceil(first), math.floor(last) + 1):
+            y = top + border * CELL_HEIGHT
+            crossings.append((x1 + (x2 - x1) * (y - y1) / (y2 - y1) if y2 != y1 else x1, y))
+    middle = (points[0][0] + points[-1][0]) / 2
+    places = [(x, y + 4) for x, y in crossings or [points[len(points) // 2]]]
+    others = list(taken)
+
+    def cost(place: tuple[float, float]) -> tuple[bool, float]:
+        crowded = any(abs(place[1] - y) < LABEL_SIZE[1] and abs(place[0] - x) < LABEL_SIZE[0] for x, y in others)
+        return crowded, abs(place[0] - middle)
+
+    return min(places, key=cost)

@@ -13,6 +13,7 @@ from sts_eval.report_corruptions import corruption_section
 from sts_eval.report_figures import curves_section, drift_section, plane_section
 from sts_eval.report_html import to_html
 from sts_eval.report_markdown import to_markdown
+from sts_eval.report_paper import paper_section
 from sts_eval.report_runs import Run, read_runs, smoothing_label
 from sts_eval.report_tables import (
     config_section,
@@ -22,7 +23,6 @@ from sts_eval.report_tables import (
     headline_title,
     headline_value,
     overview_section,
-    paper_section,
     results_section,
 )
 from sts_eval.results import write_atomically
@@ -33,10 +33,10 @@ def build_report(runs: Sequence[Run], *, against_paper: bool = True) -> Report:
     sections: list[Section | None] = [
         overview_section(runs),
         paper_section(runs) if against_paper else None,
-        results_section(runs),
         plane_section(runs),
         control_section(runs),
         granularity_section(runs, against_paper=against_paper),
+        results_section(runs),
         drift_section(runs),
         corruption_section(runs, against_paper=against_paper),
         curves_section(runs),

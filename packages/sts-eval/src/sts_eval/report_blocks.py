@@ -54,9 +54,12 @@ class Table:
     caption: str = ""
     note: str = ""
     numeric: frozenset[int] = frozenset()
+    groups: Sequence[tuple[str, int]] = ()
+    """A second header above the first: names and how many columns each spans."""
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.header) for row in self.rows), "a row has as many cells as the header"
+        assert not self.groups or sum(span for _, span in self.groups) == len(self.header), "groups cover all columns"
 
 
 def numeric_table(
@@ -93,7 +96,14 @@ class Paragraph:
     text: str
 
 
-Block = Table | Figure | Paragraph
+@dataclass(frozen=True)
+class Notes:
+    """Numbered remarks on a table, (mark, text)."""
+
+    items: Sequence[tuple[str, str]]
+
+
+Block = Table | Figure | Paragraph | Notes
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,8 @@ class Section:
     anchor: str
     title: str
     blocks: Sequence[Block]
+    short: str = ""
+    """Its name in the navigation, if the title is too long for it."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +133,11 @@ class Report:
     title: str
     facts: Sequence[Fact]
     sections: Sequence[Section] = field(default_factory=tuple)
+
+
+def sentence(text: str) -> str:
+    """The text with a capital first letter; the others stay as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def percent(value: float | None) -> str | None:

@@ -1,16 +1,29 @@
 """ImageNet-C in a report: curves over the severities, and what one run gains over another, corruption by corruption."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
-from sts_eval.charts import Bar, Series, bar_chart, line_chart
+from sts_eval.charts import Bar, Series, bar_chart, dot_plot, line_chart
 from sts_eval.corruption_differences import CorruptionDifference, compare_corruptions
 from sts_eval.corruption_results import CorruptionResult
 from sts_eval.corruption_tables import ALL_CORRUPTIONS, EXTRA_CORRUPTIONS, GROUPS
 from sts_eval.published import published
-from sts_eval.report_blocks import Block, CellValue, Code, Delta, Figure, Paragraph, Section, numeric_table, percent
+from sts_eval.report_blocks import (
+    Block,
+    CellValue,
+    Code,
+    Delta,
+    Figure,
+    Paragraph,
+    Section,
+    Table,
+    numeric_table,
+    percent,
+)
 from sts_eval.report_figures import colours_of, legend_of
 from sts_eval.report_runs import Run, smoothing_kind
 
+ALL_GROUPS = GROUPS | {"extra": EXTRA_CORRUPTIONS}
 MAX_PAIRS = 4
 """Comparisons that are drawn; more runs than these are in the tables only."""
 
@@ -21,7 +34,7 @@ def corruption_section(runs: Sequence[Run], *, against_paper: bool) -> Section |
     kept = [run for run in runs if run.name in found]
     if not kept:
         return None
-    blocks: list[Block] = [_severities(kept, found), _table(kept, found)]
+    blocks: list[Block] = [_summary(kept, found), _overview(kept, found)]
     if against_paper:
         gain, low, high = (
             published("text", "ImageNet-C", f"{what}, about").printed
@@ -46,51 +59,88 @@ def _result(run: Run) -> CorruptionResult | None:
     return None
 
 
-def _severities(runs: Sequence[Run], found: dict[str, CorruptionResult]) -> Figure:
+def _overview(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Figure:
+    """Accuracy by severity and by corruption, all runs in one drawing each."""
     colours = colours_of(runs)
     lines = [
         Series(run.name, tuple((float(s), v) for s, v in found[run.name].severity_curve.items()), colours[run.name])
         for run in runs
     ]
     ticks = sorted({x for line in lines for x, _ in line.points})
-    drawn = line_chart(
+    label = "top-1, %"
+    curve = line_chart(
         lines,
         label="top-1 by severity",
-        x_label="severity",
-        y_label="top-1, %",
+        x_label="severity, mean over the main corruptions",
+        y_label=label,
         markers=True,
         x_ticks=ticks if len(ticks) > 1 else None,
+        height=330,
     )
-    severities = sorted({severity for result in found.values() for severity in result.severity_curve})
+    rows = [
+        (name, g)
+        for g, names in ALL_GROUPS.items()
+        for name in names
+        if any(name in r.corruptions for r in found.values())
+    ]
+    dots = [
+        Series(
+            run.name,
+            tuple(
+                (float(index), found[run.name].corruption_accuracy(name))
+                for index, (name, _) in enumerate(rows)
+                if name in found[run.name].corruptions
+            ),
+            colours[run.name],
+        )
+        for run in runs
+    ]
+    plain = [(name.replace("_", " "), group) for name, group in rows]
+    drawings = [
+        ("By severity", curve),
+        ("By corruption", dot_plot(plain, dots, label="top-1 by corruption", x_label=label)),
+    ]
+    cells = {len(result.main) * len(result.severities) for result in found.values()}
+    count = f"{cells.pop()} cells" if len(cells) == 1 else "the main cells of each run"
+    note = f"The last group are the four extra corruptions, which are part of no mean; means are over {count}."
+    return Figure("Top-1 on corrupted images, teacher", drawings, legend_of(runs, colours), _table(runs, found), note)
+
+
+def _summary(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Table:
+    """The paper's mean, the mCE, and the means of the groups."""
+    groups = [group for group in GROUPS if any(group in result.group_accuracies for result in found.values())]
+    extra = any(result.extra_accuracies for result in found.values())
     rows: list[list[CellValue]] = []
     for run in runs:
         result = found[run.name]
-        error = result.mean_corruption_error
-        numbers = [percent(result.severity_curve.get(severity)) for severity in severities]
-        rows.append(
-            [Code(run.name), *numbers, percent(result.mean_accuracy), None if error is None else f"{error:.1f}"]
-        )
-    table = numeric_table(["run", *(f"severity {s}" for s in severities), "mean", "mCE"], rows)
-    cells = {len(result.main) * len(result.severities) for result in found.values()}
-    count = f"{cells.pop()} cells" if len(cells) == 1 else "all main cells of each run"
-    note = f"Mean: over {count}, the extra corruptions left out. mCE: by AlexNet's errors, for all of ImageNet-C only."
-    return Figure(
-        "Top-1 by severity, mean over the main corruptions", [("", drawn)], legend_of(runs, colours), table, note
-    )
+        error, extras = result.mean_corruption_error, list(result.extra_accuracies.values())
+        row: list[CellValue] = [
+            Code(run.name),
+            percent(result.mean_accuracy),
+            None if error is None else f"{error:.1f}",
+        ]
+        row += [percent(result.group_accuracies.get(group)) for group in groups]
+        rows.append([*row, *([percent(fmean(extras)) if extras else None] if extra else []), f"{result.num_images:,}"])
+    header = ["run", "mean", "mCE", *groups, *(["extra"] if extra else []), "images"]
+    note = "Mean: top-1 over the cells of the main corruptions. mCE: by AlexNet's errors, for all of ImageNet-C only."
+    return numeric_table(header, rows, note=note)
 
 
-def _table(runs: Sequence[Run], found: dict[str, CorruptionResult]) -> Block:
-    """Accuracy by corruption, a column per run; the extra ones at the end, marked."""
+def _table(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Table:
+    """Accuracy by corruption and by severity, a column per run."""
     rows: list[list[CellValue]] = []
     for name in ALL_CORRUPTIONS:
         values = [found[r.name].corruption_accuracy(name) if name in found[r.name].corruptions else None for r in runs]
         if any(value is not None for value in values):
             extra = " (extra)" if name in EXTRA_CORRUPTIONS else ""
             rows.append([name.replace("_", " ") + extra, *(percent(value) for value in values)])
-    return numeric_table(["corruption", *(run.name for run in runs)], rows, "Top-1 by corruption, mean over severities")
+    for severity in sorted({severity for result in found.values() for severity in result.severity_curve}):
+        values = [found[run.name].severity_curve.get(severity) for run in runs]
+        rows.append([f"severity {severity}", *(percent(value) for value in values)])
+    return numeric_table(["", *(run.name for run in runs)], rows)
 
 
-def _differences(runs: Sequence[Run], found: dict[str, CorruptionResult]) -> list[Block]:
+def _differences(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> list[Block]:
     """Each run minus the moving average (or minus the first run where there is none)."""
     averages = [run for run in runs if run.smoothing is not None and smoothing_kind(run.smoothing) == "TMA"]
     base = (averages or list(runs))[0]
@@ -104,10 +154,9 @@ def _differences(runs: Sequence[Run], found: dict[str, CorruptionResult]) -> lis
 
 
 def _difference_figure(difference: CorruptionDifference) -> Figure:
-    names = [*GROUPS.items(), ("extra", EXTRA_CORRUPTIONS)]
     bars = [
         Bar(name.replace("_", " "), value.value, value.low, value.high, group)
-        for group, members in names
+        for group, members in ALL_GROUPS.items()
         for name in members
         if (value := difference.corruptions.get(name)) is not None
     ]

@@ -1,10 +1,10 @@
 """The sections of a report that are drawn: the p x m plane, drift, ImageNet-C and training curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from sts_eval.charts import NUM_COLOURS, Series, line_chart
-from sts_eval.heat_map import Cell, heat_map
+from sts_eval.heat_map import Cell, colour_range, heat_map
 from sts_eval.report_blocks import (
     EFFECTIVE_MOMENTUM,
     TIMES,
@@ -15,12 +15,13 @@ from sts_eval.report_blocks import (
     Section,
     numeric_table,
     percent,
+    sentence,
 )
 from sts_eval.report_runs import Run, smoothing_label
 from sts_eval.report_tables import headline, headline_title, headline_value
 
-LEAST_CELLS = 4
-"""Distinct (p, m) from which on a plane is worth drawing."""
+LEAST_CELLS = 6
+"""Distinct (p, m) from which on a plane is worth drawing, if they fill half of its grid."""
 MAX_POINTS = 400
 """Points a drawn line has at most; longer records are averaged in windows."""
 CURVES = ("loss", "accuracy", "mask_rate", "feature_std", "effective_rank", "images_per_second", "learning_rate")
@@ -58,8 +59,14 @@ def plane_section(runs: Sequence[Run]) -> Section | None:
         key = (smoothing.preserve_probability, smoothing.momentum)
         for granularity in granularities if shared else {smoothing.granularity}:
             planes.setdefault(granularity, {}).setdefault(key, []).append(value)
-    figures = [_plane(name, cells, measure) for name, cells in planes.items() if len(cells) >= LEAST_CELLS and measure]
-    return Section("plane", f"The p {TIMES} m plane", figures) if figures else None
+    figures = [_plane(name, cells, measure) for name, cells in planes.items() if measure and _is_plane(cells)]
+    return Section("plane", f"The p {TIMES} m plane", figures, f"p {TIMES} m") if figures else None
+
+
+def _is_plane(cells: Iterable[tuple[float, float]]) -> bool:
+    found = set(cells)
+    num_ps, num_ms = len({p for p, _ in found}), len({m for _, m in found})
+    return len(found) >= LEAST_CELLS and min(num_ps, num_ms) > 1 and 2 * len(found) >= num_ps * num_ms
 
 
 def _plane(granularity: str, values: Mapping[tuple[float, float], list[float]], measure: tuple[str, str]) -> Figure:
@@ -68,15 +75,17 @@ def _plane(granularity: str, values: Mapping[tuple[float, float], list[float]], 
     rows: list[list[CellValue]] = [
         [f"m {m:g}", *(percent(cells[p, m].value) if (p, m) in cells else None for p in ps)] for m in reversed(ms)
     ]
+    low, high = colour_range([cell.value for cell in cells.values()])
     best = max(cells, key=lambda key: cells[key].value)
-    caption = f"{headline_title(measure)}, in percent, by p and m ({granularity}-wise units)".capitalize()
+    caption = f"{headline_title(measure)}, in percent, by p and m ({granularity}-wise units)"
     note = (
-        f"Lines join equal {EFFECTIVE_MOMENTUM}, labelled with it. Best: {cells[best].value:.2f} at p "
+        f"Lines join equal {EFFECTIVE_MOMENTUM}, labelled with it. Colours run from {low:.1f} (and less) to {high:.1f}. "
+        f"Best: {cells[best].value:.2f} at p "
         f"{best[0]:g}, m {best[1]:g} (m_eff {1 - (1 - best[0]) * (1 - best[1]):.6g})."
     )
     drawn = heat_map(cells, label=caption)
     table = numeric_table(["", *(f"p {p:g}" for p in ps)], rows)
-    return Figure(caption, [("", drawn)], table=table, note=note)
+    return Figure(sentence(caption), [("", drawn)], table=table, note=note)
 
 
 def drift_section(runs: Sequence[Run]) -> Section | None:
@@ -106,7 +115,7 @@ def drift_section(runs: Sequence[Run]) -> Section | None:
     header = ["run", "smoothing", "weights, first", "weights, last", "outputs, first", "outputs, last"]
     caption = "Mean squared difference between the teachers of adjacent epochs"
     figure = Figure(caption, drawings, legend_of(kept, colours), numeric_table(header, rows))
-    return Section("drift", "Teacher dynamics", [figure])
+    return Section("drift", "Teacher dynamics", [figure], "Drift")
 
 
 def _drift(run: Run) -> list[tuple[float, float, float]]:
@@ -163,4 +172,4 @@ def curves_section(runs: Sequence[Run]) -> Section | None:
         rows.append([Code(run.name), f"{steps:,}", last])
     table = numeric_table(["run", "steps", "last loss"], rows)
     figure = Figure("Metrics over the steps of training", drawings, legend_of(kept, colours), table)
-    return Section("curves", "Training curves", [figure])
+    return Section("curves", "Training curves", [figure], "Training")

@@ -2,11 +2,13 @@
 
 from html import escape
 
-from sts_eval.report_blocks import DASH, Block, CellValue, Code, Delta, Figure, Paragraph, Report, Section, Table
+from sts_eval.report_blocks import DASH, Block, CellValue, Code, Delta, Figure, Notes, Paragraph, Report, Section, Table
 from sts_eval.report_style import STYLE
 
 LONG = 60
 """Characters from which on a cell of text is given room to wrap."""
+MANY_ROWS = 16
+"""A table with more rows is folded, to be opened by the reader."""
 
 
 def _content(value: CellValue) -> str:
@@ -28,20 +30,27 @@ def _cell(value: CellValue, column: int, table: Table) -> str:
     return f'<td class="{css}">{_content(value)}</td>'
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, *, folded: bool = False) -> str:
+    """A table that scrolls sideways where it must; a long one is folded unless it is inside a fold."""
     head = "".join(
         f'<th scope="col"{" class=number" if column in table.numeric else ""}>{escape(name)}</th>'
         for column, name in enumerate(table.header)
     )
+    groups = "".join(f'<th scope="colgroup" colspan="{span}">{escape(name)}</th>' for name, span in table.groups)
     rows = "".join(
         f"<tr>{''.join(_cell(value, column, table) for column, value in enumerate(row))}</tr>" for row in table.rows
     )
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
     # A region that scrolls must be reachable by keyboard and have a name.
     name = escape(table.caption or table.header[0] or "table")
-    body = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    head = f"{f'<tr>{groups}</tr>' if groups else ''}<tr>{head}</tr>"
+    body = f"<table>{caption}<thead>{head}</thead><tbody>{rows}</tbody></table>"
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    return f'<div><div class="scroll" role="region" aria-label="{name}" tabindex="0">{body}</div>{note}</div>'
+    region = f'<div class="scroll" role="region" aria-label="{name}" tabindex="0">{body}</div>{note}'
+    if len(table.rows) <= MANY_ROWS or folded:
+        return f"<div>{region}</div>"
+    title = f"{table.caption}: {len(table.rows)} rows" if table.caption else f"All {len(table.rows)} rows"
+    return f"<details><summary>{escape(title)}</summary>{region}</details>"
 
 
 def _figure(figure: Figure) -> str:
@@ -55,13 +64,16 @@ def _figure(figure: Figure) -> str:
     parts.append(f'<div class="panels{single}">{panels}</div>')
     parts += [f'<p class="note">{escape(figure.note)}</p>'] if figure.note else []
     if figure.table is not None:
-        parts.append(f"<details><summary>Data as a table</summary>{_table(figure.table)}</details>")
+        parts.append(f"<details><summary>Data as a table</summary>{_table(figure.table, folded=True)}</details>")
     return f"<figure>{''.join(parts)}</figure>"
 
 
 def _block(block: Block) -> str:
     if isinstance(block, Paragraph):
         return f"<p>{escape(block.text)}</p>"
+    if isinstance(block, Notes):
+        items = "".join(f"<li><b>{escape(mark)}</b> {escape(text)}</li>" for mark, text in block.items)
+        return f'<ul class="remarks">{items}</ul>'
     return _table(block) if isinstance(block, Table) else _figure(block)
 
 
@@ -77,7 +89,7 @@ def to_html(report: Report) -> str:
         f"{f'<dd class=detail>{escape(fact.detail)}</dd>' if fact.detail else ''}</div>"
         for fact in report.facts
     )
-    links = "".join(f'<li><a href="#{escape(s.anchor)}">{escape(s.title)}</a></li>' for s in report.sections)
+    links = "".join(f'<li><a href="#{escape(s.anchor)}">{escape(s.short or s.title)}</a></li>' for s in report.sections)
     sections = "".join(_section(section) for section in report.sections)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -1,6 +1,6 @@
 """The report as Markdown: every table, and every figure as the table of its data."""
 
-from sts_eval.report_blocks import DASH, CellValue, Code, Figure, Paragraph, Report, Section, Table
+from sts_eval.report_blocks import DASH, CellValue, Code, Figure, Notes, Paragraph, Report, Section, Table
 
 
 def escape_markdown(text: str) -> str:
@@ -21,7 +21,8 @@ def _cell(value: CellValue) -> str:
 
 def _table(table: Table) -> list[str]:
     rule = ["---:" if column in table.numeric else "---" for column in range(len(table.header))]
-    head = [escape_markdown(name) for name in table.header]
+    prefixes = [name for name, span in table.groups for _ in range(span)] or [""] * len(table.header)
+    head = [escape_markdown(f"{prefix} {name}".strip()) for prefix, name in zip(prefixes, table.header, strict=True)]
     rows = [head, rule, *([_cell(value) for value in row] for row in table.rows)]
     lines = [f"**{escape_markdown(table.caption)}**", ""] if table.caption else []
     lines += [f"| {' | '.join(row)} |" for row in rows]
@@ -40,6 +41,8 @@ def _section(section: Section) -> list[str]:
     for block in section.blocks:
         if isinstance(block, Paragraph):
             lines += [escape_markdown(block.text), ""]
+        elif isinstance(block, Notes):
+            lines += [f"{mark}. {escape_markdown(text)}" for mark, text in block.items] + [""]
         else:
             lines += _table(block) if isinstance(block, Table) else _figure(block)
     return lines

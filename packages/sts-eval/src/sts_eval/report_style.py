@@ -20,6 +20,7 @@ CHART = """
 .chart .label { fill: var(--quiet); font-size: 12.5px; }
 .chart .value { font-weight: 600; font-size: 12px; }
 .chart .grid { stroke: var(--grid); stroke-width: 1; }
+.chart .rule { stroke: var(--grid); stroke-width: 1; stroke-dasharray: 1 3; }
 .chart .axis { stroke: var(--quiet); stroke-width: 1; opacity: .6; }
 .chart .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 .chart .line:hover { stroke-width: 3.5; }
@@ -30,11 +31,14 @@ CHART = """
 .chart .bar:hover { opacity: 1; }
 .chart .whisker { stroke: var(--ink); stroke-width: 1.3; }
 .chart .open { fill: none; stroke: var(--open); stroke-dasharray: 3 3; }
-.chart .cell-light { fill: #ffffff; font-size: 14px; font-weight: 600; }
-.chart .cell-dark { fill: #14161a; font-size: 14px; font-weight: 600; }
-.chart .iso-back { fill: none; stroke: #000000; stroke-opacity: .4; stroke-width: 3.2; stroke-linejoin: round; }
-.chart .iso { fill: none; stroke: #ffffff; stroke-width: 1.3; stroke-dasharray: 5 3; stroke-linejoin: round; }
-.chart .iso-label { fill: var(--quiet); font-size: 11.5px; }
+.chart .cell-light, .chart .cell-dark { font-size: 14px; font-weight: 650; paint-order: stroke; stroke-width: 4px;
+  stroke-linejoin: round; }
+.chart .cell-light { fill: #ffffff; }
+.chart .cell-dark { fill: #14161a; }
+.chart .iso-back { fill: none; stroke: #ffffff; stroke-opacity: .55; stroke-width: 3.4; stroke-linejoin: round; }
+.chart .iso { fill: none; stroke: #14161a; stroke-width: 1.2; stroke-dasharray: 6 3; stroke-linejoin: round; }
+.chart .iso-label { fill: #14161a; font-size: 11px; font-weight: 600; paint-order: stroke; stroke: #ffffff;
+  stroke-width: 4.5px; stroke-linejoin: round; }
 """ + "".join(
     f".chart .line.s{i} {{ stroke: var(--series-{i}); }} .chart .dot.s{i}, .key.s{i} {{ fill: var(--series-{i}); "
     f"background: var(--series-{i}); }}\n"
@@ -71,16 +75,15 @@ nav a { display: block; padding: .25rem .7rem; border-radius: 99px; color: var(-
 nav a:hover, nav a:focus-visible { background: var(--chip); color: var(--ink); }
 section { margin: 1.6rem 0; padding: clamp(1rem, 2.5vw, 1.6rem); background: var(--card); border: 1px solid var(--edge);
   border-radius: 14px; }
-section > * + * { margin-top: 1.5rem; }
-section > h2 + * { margin-top: 0; }
 p { margin: 0; max-width: 75ch; }
 figure { margin: 0; }
+section > * + * { margin-top: 1.5rem; }
+section > h2 + * { margin-top: 0; }
 figcaption, caption { text-align: left; font-weight: 600; margin-bottom: .6rem; overflow-wrap: anywhere; }
 caption { padding-bottom: .5rem; }
 .note { color: var(--quiet); font-size: .85rem; margin-top: .6rem; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 1.4rem 1.8rem; }
-.panels > div { min-width: 0; overflow-x: auto; max-width: 560px; }
-.panels.single > div { max-width: 680px; }
+.panels > div { min-width: 0; overflow-x: auto; }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; margin: 0 0 .9rem; padding: 0; list-style: none;
   font-size: .87rem; }
 .legend li { display: flex; align-items: center; gap: .45rem; overflow-wrap: anywhere; }
@@ -88,13 +91,18 @@ caption { padding-bottom: .5rem; }
 .scroll { overflow-x: auto; margin: 0 -.3rem; padding: 0 .3rem; }
 .scroll:focus-visible, summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px;
   border-radius: 6px; }
-table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .42rem .8rem .42rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--edge); }
+table { border-collapse: collapse; min-width: min(100%, 34rem); font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .42rem 1.4rem .42rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--edge); }
 th:last-child, td:last-child { padding-right: 0; }
 thead th { color: var(--quiet); font-weight: 550; font-size: .8rem; vertical-align: bottom; }
 tbody tr:last-child > * { border-bottom: 0; }
 tbody tr:hover { background: color-mix(in srgb, var(--accent) 6%, transparent); }
-tbody th { font-weight: 500; }
+tbody th { font-weight: 500; white-space: nowrap; }
+thead tr:not(:last-child) th { border-bottom: 0; padding-bottom: 0; color: var(--ink); }
+.remarks { margin: 0; padding: 0; list-style: none; color: var(--quiet); font-size: .85rem; max-width: 90ch; }
+.remarks li + li { margin-top: .25rem; }
+.remarks b { color: var(--ink); margin-right: .3rem; }
+section > .remarks { margin-top: .7rem; }
 .number { text-align: right; white-space: nowrap; }
 td.text { min-width: 6rem; max-width: 30rem; }
 td.long { min-width: 17rem; }

@@ -2,14 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from sts_eval.compare import Comparison, compare_with_paper
 from sts_eval.intervals import estimate
-from sts_eval.paper_rows import describe_training
-from sts_eval.published import TABLES, published_rows
+from sts_eval.published import published_rows
 from sts_eval.report_blocks import (
     EFFECTIVE_MOMENTUM,
     TIMES,
@@ -22,9 +19,9 @@ from sts_eval.report_blocks import (
     Table,
     numeric_table,
     percent,
+    sentence,
 )
 from sts_eval.report_runs import GRANULARITY_SHORT, Run, smoothing_kind, smoothing_label
-from sts_eval.results import RunResults
 
 HEADLINES = (("linear", "top1"), ("few-labels", "top1"), ("knn", "top1"))
 EVALUATION_TITLES = {
@@ -96,59 +93,23 @@ def _column(entry: Mapping[str, Any]) -> str:
 
 
 def _results_table(title: str, found: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
+    """A row per run (and backend of a detector), columns grouped by network."""
+    networks = [name for name in ("teacher", "student") if any(entry["network"] == name for _, entry in found)]
     columns = list(dict.fromkeys(_column(entry) for _, entry in found))
     backends = any("backend" in entry for _, entry in found)
-    cells: dict[tuple[str, str, str], dict[str, float]] = {}
+    cells: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     for run, entry in found:
-        key = (run.name, str(entry["network"]), str(entry.get("backend", "")))
-        cells.setdefault(key, {})[_column(entry)] = float(entry["value"])
+        row = cells.setdefault((run.name, str(entry.get("backend", ""))), {})
+        row[str(entry["network"]), _column(entry)] = float(entry["value"])
+    keys = [(network, column) for network in networks for column in columns]
     rows = [
-        [Code(name), network, *([backend] if backends else []), *(percent(values.get(column)) for column in columns)]
-        for (name, network, backend), values in cells.items()
+        [Code(name), *([backend] if backends else []), *(percent(values.get(key)) for key in keys)]
+        for (name, backend), values in cells.items()
     ]
-    header = ["run", "network", *(["backend"] if backends else []), *columns]
-    first = 3 if backends else 2
-    return Table(header, rows, caption=title, note="In percent.", numeric=frozenset(range(first, len(header))))
-
-
-def _comparable(run: Run) -> RunResults | None:
-    if run.results is None:
-        return None
-    seed = run.results.seed if run.results.seed is not None else run.section.get("seed")
-    conditions = describe_training(run.config) | dict(run.results.conditions)
-    return replace(run.results, run=run.name, seed=seed, conditions=conditions)
-
-
-def paper_section(runs: Sequence[Run]) -> Section | None:
-    """The paper's tables with our numbers in them, and in what each of ours departs from the paper's conditions."""
-    known = [results for run in runs if (results := _comparable(run)) is not None]
-    comparisons = compare_with_paper(known)
-    if not comparisons:
-        return None
-    blocks: list[Block] = [
-        Paragraph(
-            "Runs that differ in their seed only are averaged. A number may stand beside the paper's only where "
-            "training and evaluation were the paper's; elsewhere the last column says what differs."
-        )
-    ]
-    for table in dict.fromkeys(comparison.published.table for comparison in comparisons):
-        chosen = [comparison for comparison in comparisons if comparison.published.table == table]
-        title = TABLES[table].title if table in TABLES else "Numbers in the text"
-        blocks.append(_paper_table(title, chosen))
-    return Section("paper", "Beside the paper", blocks)
-
-
-def _paper_table(title: str, comparisons: Sequence[Comparison]) -> Table:
-    header = ["row", "column", "paper", "ours", "difference", "network", "which", "beside the paper"]
-    rows: list[list[CellValue]] = []
-    for comparison in comparisons:
-        number = comparison.published
-        difference = comparison.difference
-        verdict = "yes" if comparison.may_stand else f"no: {'; '.join(comparison.obstacles)}"
-        delta = None if difference is None else Delta(difference)
-        cells: list[CellValue] = [number.row, number.column, number.printed, str(comparison.ours), delta]
-        rows.append([*cells, comparison.network, comparison.which, verdict])
-    return Table(header, rows, caption=title, numeric=frozenset({2, 3, 4}))
+    names = ["run", *(["backend"] if backends else [])]
+    header = [*names, *(column for _, column in keys)]
+    groups = [("", len(names)), *((network, len(columns)) for network in networks)]
+    return Table(header, rows, title, "In percent.", frozenset(range(len(names), len(header))), groups)
 
 
 def _without_smoothing(run: Run) -> str:
@@ -177,8 +138,9 @@ def control_section(runs: Sequence[Run]) -> Section | None:
     if not rows or measure is None:
         return None
     header = ["smoothing", "control: TMA", "ours", "control", "difference"]
-    note = f"{headline_title(measure)}, in percent. The paper has no such control.".capitalize()
-    return Section("control", "Against the matched moving average", [numeric_table(header, rows, note=note)])
+    note = f"{sentence(headline_title(measure))}, in percent. The paper has no such control."
+    title = "Against the matched moving average"
+    return Section("control", title, [numeric_table(header, rows, note=note)], "Control")
 
 
 def _smoothing_key(run: Run) -> tuple[float, float, str]:
@@ -214,7 +176,9 @@ def granularity_section(runs: Sequence[Run], *, against_paper: bool) -> Section 
     note = "Time per image relative to the moving average, by the median of images per second of all log lines."
     note += " The paper's are BYOL on ImageNet." if paper else ""
     numeric = frozenset(range(2, len(header)))
-    return Section("granularity", "Cost of granularity", [Table(header, rows, note=note, numeric=numeric)])
+    return Section(
+        "granularity", "Cost of granularity", [Table(header, rows, note=note, numeric=numeric)], "Granularity"
+    )
 
 
 def _speed(run: Run) -> float | None:
@@ -253,7 +217,7 @@ def config_section(runs: Sequence[Run]) -> Section | None:
         table = Table(["setting", *(run.name for run in configured)], rows)
     same = len(names) - len(different)
     text = Paragraph(f"{len(different)} of {len(names)} settings differ; the other {same} are the same in all runs.")
-    return Section("config", "Config differences", [text, table])
+    return Section("config", "Config differences", [text, table], "Config")
 
 
 def _setting(config: Mapping[str, str], name: str) -> CellValue:
