@@ -59,7 +59,7 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
     """Turn the colour circle by `shift` (1 is a full turn) at the same value and saturation.
 
     With v = max, d = max − min and hue h in sixths, channel n = 5, 3, 1 becomes v − d·clip(min(k, 4 − k), 0, 1) where
-    k = (n + h) mod 6. Hue is cut to 256 steps before the turn, as Pillow's HSV mode does.
+    k = (n + h) mod 6. Hue is cut to 256 steps before the turn, as Pillow's HSV mode does, and turns by whole steps.
     """
     red, green, blue = x.unbind(dim=1)
     value, low = x.amax(dim=1), x.amin(dim=1)
@@ -71,7 +71,7 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
         torch.where(value == green, 2.0 + (blue - red) / safe, 4.0 + (red - green) / safe),
     )
     steps = (sixths * (255 / 6)).remainder_(255.0).floor_()
-    turned = (steps + shift[:, :, 0] * 255.0).remainder_(256.0).mul_(6 / 255)
+    turned = (steps + (shift[:, :, 0] * 255.0).trunc_()).remainder_(256.0).mul_(6 / 255)
     offsets = torch.tensor([5.0, 3.0, 1.0], device=x.device)[None, :, None, None]
     k = (turned[:, None] + offsets).remainder_(6.0)
     drop = torch.minimum(k, 4.0 - k).clamp_(0, 1)

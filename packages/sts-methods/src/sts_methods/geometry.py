@@ -60,7 +60,7 @@ def crop_resize(
     x = images.float()
     n, c, h, _ = x.shape
     x = torch.bmm(x.reshape(n, c * h, -1), columns.transpose(1, 2)).reshape(n, c, h, size)
-    return torch.matmul(rows[:, None], x).clamp_(0, 255).round_()
+    return torch.matmul(rows[:, None], x).add_(0.5).clamp_(0, 255).floor_()
 
 
 def resize_matrix(start: Tensor, length: Tensor, source: int, size: int, interpolation: Interpolation) -> Tensor:
@@ -118,10 +118,12 @@ def gather_pixels(images: Tensor, positions: Tensor) -> Tensor:
 def move(images: Tensor, matrices: FloatArray) -> Tensor:
     """Fill pixel (x, y) from the pixel at ⌊matrix·(x + ½, y + ½, 1)⌋, black outside: Pillow's nearest filter."""
     h, w = images.shape[-2:]
-    m = torch.from_numpy(matrices).to(images.device, torch.float32)[:, :, :, None, None]
-    y, x = torch.arange(h, device=images.device)[:, None] + 0.5, torch.arange(w, device=images.device)[None] + 0.5
-    source = torch.addcmul(torch.addcmul(m[:, :, 2], m[:, :, 1], y), m[:, :, 0], x).floor_().long()
-    column, row = source[:, 0], source[:, 1]
+    matrices = matrices.copy()
+    matrices[:, :, 2] += (matrices[:, :, 0] + matrices[:, :, 1]) / 2
+    # Like Pillow in 16-bit fixed point, so that pixels on the border of two cells fall to the same side.
+    m = torch.from_numpy(np.floor(matrices * 65536 + 0.5).astype(np.int64)).to(images.device)[..., None, None]
+    y, x = torch.arange(h, device=images.device)[:, None], torch.arange(w, device=images.device)
+    column, row = ((m[:, :, 2] + m[:, :, 1] * y + m[:, :, 0] * x) >> 16).unbind(dim=1)
     outside = (column < 0) | (column >= w) | (row < 0) | (row >= h)
     positions = (row * w + column).masked_fill_(outside, 0)
     return gather_pixels(images, positions).masked_fill(outside[:, None], 0)

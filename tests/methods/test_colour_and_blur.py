@@ -1,0 +1,107 @@
+"""Colour and blur, batched and per picture, against Pillow: the gates are levels of 0..255."""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import ImageOps
+
+from sts_methods import colour, host
+from sts_methods.blur import blur, blur_taps, half_width
+from sts_methods.draws import IntArray
+
+FACTORS = (0.61, 0.83, 1.0, 1.17, 1.39)
+SHIFTS = (-0.1, -0.037, 0.0, 0.02, 0.1)
+
+MadeBy = Callable[[torch.Tensor, int, tuple[float, ...]], list[IntArray]]
+
+
+@pytest.fixture(scope="module")
+def pictures(reference: ModuleType) -> torch.Tensor:
+    made: torch.Tensor = reference.photographs(5)
+    return made
+
+
+def batched(pictures: torch.Tensor, step: int, factors: tuple[float, ...]) -> list[IntArray]:
+    made = colour.STEPS[step](pictures.float(), torch.tensor(factors)[:, None, None, None])
+    return list(made.permute(0, 2, 3, 1).numpy().astype(np.int64))
+
+
+def one_by_one(pictures: torch.Tensor, step: int, factors: tuple[float, ...]) -> list[IntArray]:
+    made = [x.permute(1, 2, 0).numpy().copy() for x in pictures]
+    for picture, factor in zip(made, factors, strict=True):
+        host.jitter_(picture, [step], [factor] * 4)
+    return [picture.astype(np.int64) for picture in made]
+
+
+@pytest.mark.parametrize("made_by", [batched, one_by_one])
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_brightness_contrast_and_saturation_are_pillows_within_one_level(
+    reference: ModuleType, pictures: torch.Tensor, step: int, made_by: MadeBy
+) -> None:
+    for ours, picture, factor in zip(made_by(pictures, step, FACTORS), pictures, FACTORS, strict=True):
+        expected = reference.pixels(reference.JITTER[step](reference.pillow(picture), factor))
+        assert np.abs(ours - expected).max() <= 1
+        assert abs(np.mean(ours - expected)) <= 0.1, "a bias would add up over the chain"
+
+
+@pytest.mark.parametrize("made_by", [batched, one_by_one])
+def test_hue_is_pillows_within_half_a_level_on_average(
+    reference: ModuleType, pictures: torch.Tensor, made_by: MadeBy
+) -> None:
+    for ours, picture, shift in zip(made_by(pictures, 3, SHIFTS), pictures, SHIFTS, strict=True):
+        expected = reference.pixels(reference.JITTER[3](reference.pillow(picture), shift))
+        assert np.abs(ours - expected).mean() <= 0.5
+
+
+def test_jitter_applies_each_pictures_own_order(reference: ModuleType) -> None:
+    pictures = reference.photographs(24, height=32, width=32)
+    rng = np.random.default_rng(0)
+    factors = np.column_stack([rng.uniform(0.6, 1.4, (24, 3)), rng.uniform(-0.1, 0.1, 24)])
+    draws = colour.JitterDraws(np.arange(24) % 5 != 4, np.arange(24), factors)
+    ours = colour.jitter_(pictures.float(), draws)
+    for row in range(24):
+        expected = reference.pillow(pictures[row])
+        if draws.applied[row]:
+            expected = reference.jitter(expected, colour.ORDERS[row], factors[row])
+        assert np.abs(reference.as_pixels(ours[row]) - reference.pixels(expected)).mean() <= 0.6
+
+
+def test_grayscale_is_pillows_and_touches_only_the_chosen(reference: ModuleType, pictures: torch.Tensor) -> None:
+    chosen = np.array([True, False, True, False, False])
+    ours = colour.grayscale_(pictures.float(), chosen)
+    for row, picture in enumerate(pictures):
+        image = reference.pillow(picture)
+        expected = reference.pixels(image.convert("L").convert("RGB") if chosen[row] else image)
+        assert np.abs(reference.as_pixels(ours[row]) - expected).max() <= (1 if chosen[row] else 0)
+
+
+def test_solarise_inverts_the_bright_half_of_the_chosen(reference: ModuleType, pictures: torch.Tensor) -> None:
+    ours = colour.solarise_(pictures.float(), np.array([True] * 4 + [False]))
+    expected = reference.pixels(ImageOps.solarize(reference.pillow(pictures[0])))
+    assert np.array_equal(reference.as_pixels(ours[0]), expected)
+    assert torch.equal(ours[4], pictures[4].float())
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0, 1.4, 1.7, 2.0])
+def test_blur_is_pillows_within_three_levels(reference: ModuleType, pictures: torch.Tensor, sigma: float) -> None:
+    ours = blur(pictures.float(), np.full(5, sigma), half=half_width(2.0))
+    for row, picture in enumerate(pictures):
+        expected = reference.pixels(reference.blur(reference.pillow(picture), sigma))
+        single = reference.as_pixels(picture).astype(np.uint8)
+        host.blur_(single, sigma)
+        for made in (reference.as_pixels(ours[row]), reference.as_pixels(single)):
+            # At the border Pillow repeats the edge before each of its three passes, we before the first.
+            assert np.abs(made - expected)[6:-6, 6:-6].max() <= 3
+            assert np.abs(made - expected).mean() <= 0.7
+
+
+def test_blur_taps_sum_to_one_and_have_the_asked_variance() -> None:
+    sigma = np.array([0.3, 0.9, 1.5, 2.0])
+    taps = blur_taps(sigma, half=6)
+    offsets = np.arange(-6, 7)
+    assert np.allclose(taps.sum(axis=1), 1.0)
+    assert np.allclose((taps * offsets**2).sum(axis=1), sigma**2)
+    assert np.allclose(blur_taps(np.zeros(1), half=3), [[0, 0, 0, 1, 0, 0, 0]])

@@ -1,0 +1,197 @@
+"""Folders of images: read by any number of processes to the same batch; unreadable files are named or skipped."""
+
+import logging
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sts_core.errors import ConfigError, StsError
+from sts_methods import Batch, DataConfig, ImageReadError, TrainingData, build_training_data, evaluation_data
+from sts_methods.reading import read_image
+
+NUM_IMAGES = 24
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory, reference: ModuleType) -> Path:
+    """Three classes of eight images each, mostly JPEG, of different sizes, in train/ and val/."""
+    root = tmp_path_factory.mktemp("folder")
+    for split in ("train", "val"):
+        for number in range(NUM_IMAGES):
+            folder = root / split / f"class{number % 3}"
+            folder.mkdir(parents=True, exist_ok=True)
+            picture = reference.pillow(reference.photograph(number, height=60 + number, width=90 - number))
+            suffix = "png" if number % 5 == 0 else "jpg"
+            picture.save(folder / f"{number:02d}.{suffix}")
+    return root
+
+
+@pytest.fixture
+def folder(pristine: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    import shutil
+
+    return Path(shutil.copytree(pristine, tmp_path / "images"))
+
+
+def config_of(root: Path, **changes: object) -> DataConfig:
+    settings = {"dataset": "imagefolder", "root": str(root), "image_size": 32, "recipe": "moco", "unlabelled_ratio": 2}
+    return DataConfig(**(settings | changes))  # type: ignore[arg-type]
+
+
+def build(config: DataConfig, **places: int) -> TrainingData:
+    return build_training_data(config, seed=3, **({"global_batch_size": 8} | places))  # type: ignore[arg-type]
+
+
+def batches(data: TrainingData, num: int, start: int = 0) -> list[Batch]:
+    steps = data.steps(start)
+    return [next(steps)[0] for _ in range(num)]
+
+
+def test_loader_processes_give_the_same_batches_as_none(pristine: Path) -> None:
+    config = config_of(pristine)
+    alone = batches(build(config), 4)
+    with_two = batches(build(replace(config, num_workers=2)), 4)
+    for one, two in zip(alone, with_two, strict=True):
+        assert torch.equal(one.indices, two.indices)
+        assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
+
+
+def test_ranks_tile_the_global_batch_and_a_resume_continues(pristine: Path) -> None:
+    config = config_of(pristine, recipe="byol")
+    whole = batches(build(config), 5)
+    ranks = [batches(build(config, rank=r, world_size=2), 1, start=4)[0] for r in range(2)]
+    assert torch.equal(torch.cat([r.views[1] for r in ranks]), whole[4].views[1])
+
+
+def test_augmenting_on_the_device_gives_the_same_views_up_to_rounding(pristine: Path) -> None:
+    for recipe in ("moco", "byol"):
+        config = config_of(pristine, recipe=recipe)
+        (worker,) = batches(build(replace(config, device_augmentation=False)), 1)
+        (device,) = batches(build(replace(config, device_augmentation=True)), 1)
+        for a, b in zip(worker.views, device.views, strict=True):
+            assert (a - b).abs().mean() * 0.225 * 255 < 0.6
+
+
+def test_fixmatch_reads_labelled_images_of_the_split(pristine: Path) -> None:
+    data = build(config_of(pristine, recipe="fixmatch", num_labels=6))
+    (batch,) = batches(data, 1)
+    assert data.label_split is not None
+    assert batch.labels is not None
+    assert batch.labelled is not None
+    assert batch.views[0].shape == (16, 3, 32, 32)
+    assert batch.labelled.shape == (8, 3, 32, 32)
+    assert sorted(set(batch.labels.tolist())) == [0, 1, 2]
+
+
+def test_a_folder_of_unlabelled_images_trains_but_cannot_be_evaluated(pristine: Path) -> None:
+    config = config_of(pristine / "train", dataset="images")
+    data = build(config)
+    assert data.num_samples == NUM_IMAGES
+    assert data.num_classes is None
+    assert len(batches(data, 1)[0].views[0]) == 8
+    with pytest.raises(ConfigError, match="labels"):
+        evaluation_data(config)
+    with pytest.raises(ConfigError, match="needs labels"):
+        build(replace(config, recipe="fixmatch"))
+
+
+def test_jpegs_decode_to_pillows_pixels(pristine: Path) -> None:
+    path = next((pristine / "train").rglob("*.jpg"))
+    assert np.array_equal(read_image(str(path)), np.asarray(Image.open(path).convert("RGB")))
+
+
+def test_gray_and_cmyk_and_transparent_images_are_read_as_rgb(tmp_path: Path) -> None:
+    for mode, suffix in (("L", "jpg"), ("CMYK", "jpg"), ("RGBA", "png"), ("P", "png")):
+        path = tmp_path / f"{mode}.{suffix}"
+        Image.new(mode, (20, 10), 77).save(path)
+        assert read_image(str(path)).shape == (10, 20, 3)
+
+
+def test_evaluation_data_reads_both_splits(pristine: Path) -> None:
+    train, test = evaluation_data(config_of(pristine))
+    assert len(train) == len(test) == NUM_IMAGES
+    image, label = test[23]
+    assert image.shape == (3, 32, 32)
+    assert test.classes[label] == "class2"
+
+
+def damage(folder: Path) -> list[str]:
+    """Make three training images unreadable in three ways; returns their paths."""
+    paths = sorted((folder / "train").rglob("*.jpg"))[:3]
+    paths[0].write_bytes(b"not an image")
+    paths[1].write_bytes(paths[1].read_bytes()[:400])
+    paths[2].write_bytes(b"")
+    return [str(path) for path in paths]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_unreadable_image_stops_with_an_error_that_names_it(folder: Path, num_workers: int) -> None:
+    damaged = damage(folder)
+    with pytest.raises(ImageReadError) as caught:
+        batches(build(config_of(folder, num_workers=num_workers)), 3)
+    assert any(path in str(caught.value) for path in damaged)
+    assert 'on_error="skip"' in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, StsError | OSError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
+
+
+def test_a_file_that_vanished_after_listing_is_named(folder: Path) -> None:
+    data = build(config_of(folder))
+    gone = sorted((folder / "train").rglob("*.jpg"))
+    for path in gone:
+        path.unlink()
+    with pytest.raises(ImageReadError, match=r"\.jpg is not"):
+        batches(data, 3)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_skipping_keeps_the_batch_size_and_counts_and_reports(
+    folder: Path, num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = damage(folder)
+    data = build(config_of(folder, on_error="skip", num_workers=num_workers))
+    with caplog.at_level(logging.WARNING, logger="sts_methods"):
+        made = batches(data, 6)
+    assert all(len(batch.indices) == len(batch.views[0]) == 8 for batch in made)
+    assert len(data.skipped) == 3
+    assert all(any(path in message for message in data.skipped.values()) for path in damaged)
+    assert len(caplog.records) == 3, "each file is reported once"
+    assert not set(data.skipped) & {int(i) for batch in made for i in batch.indices}
+
+
+def test_a_skipped_labelled_image_is_replaced_within_the_labelled_set(folder: Path) -> None:
+    config = config_of(folder, recipe="fixmatch", num_labels=6, on_error="skip")
+    healthy = build(config)
+    assert healthy.label_split is not None
+    paths = sorted(path for path in (folder / "train").rglob("*") if path.is_file())
+    broken = int(healthy.label_split.indices[0])
+    paths[broken].write_bytes(b"broken")
+    data = build(config)
+    (batch,) = batches(data, 1)
+    assert batch.labels is not None
+    assert list(data.skipped) == [broken]
+    assert len(batch.labels) == 8
+    follower = broken // 8  # the next labelled image is of the same class: there are two of each
+    assert follower in batch.labels.tolist()
+
+
+def test_a_folder_without_a_single_readable_image_is_an_error(folder: Path) -> None:
+    for path in (folder / "train").rglob("*.*"):
+        path.write_bytes(b"broken")
+    with pytest.raises(ImageReadError, match="no image"):
+        batches(build(config_of(folder, on_error="skip")), 1)
+
+
+def test_missing_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="check root"):
+        build(config_of(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="check root"):
+        build(config_of(tmp_path, dataset="images"))

@@ -1,0 +1,83 @@
+"""FixMatch's strong operations against Pillow, with the values of the reference implementation."""
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+
+from sts_methods.draws import uniforms
+from sts_methods.randaugment import POOL, apply_operations_, cutout_, num_draws, strengthen
+from sts_methods.views import StrongView
+
+SIZE = 32
+
+
+def shifted(image: Image.Image, *matrix: float) -> Image.Image:
+    return image.transform(image.size, Image.Transform.AFFINE, matrix)
+
+
+def pillow_operation(name: str, image: Image.Image, level: int, sign: int) -> Image.Image:
+    """One operation as FixMatch's reference applies it at `level` of 10."""
+    enhance = 0.05 + 0.9 * level / 10
+    shear, shift = sign * 0.3 * level / 10, int(sign * 0.3 * level / 10 * image.size[0])
+    made: dict[str, Any] = {
+        "auto_contrast": lambda: ImageOps.autocontrast(image),
+        "brightness": lambda: ImageEnhance.Brightness(image).enhance(enhance),
+        "colour": lambda: ImageEnhance.Color(image).enhance(enhance),
+        "contrast": lambda: ImageEnhance.Contrast(image).enhance(enhance),
+        "equalise": lambda: ImageOps.equalize(image),
+        "identity": lambda: image,
+        "posterise": lambda: ImageOps.posterize(image, int(4 * level / 10) + 4),
+        "rotate": lambda: image.rotate(sign * int(30 * level / 10)),
+        "sharpness": lambda: ImageEnhance.Sharpness(image).enhance(enhance),
+        "shear_x": lambda: shifted(image, 1, shear, 0, 0, 1, 0),
+        "shear_y": lambda: shifted(image, 1, 0, 0, shear, 1, 0),
+        "solarise": lambda: ImageOps.solarize(image, 256 - int(256 * level / 10)),
+        "translate_x": lambda: shifted(image, 1, 0, shift, 0, 1, 0),
+        "translate_y": lambda: shifted(image, 1, 0, 0, 0, 1, shift),
+    }
+    result: Image.Image = made[name]()
+    return result
+
+
+@pytest.mark.parametrize("name", POOL)
+def test_each_operation_is_pillows(reference: ModuleType, name: str) -> None:
+    pictures = reference.photographs(18, height=SIZE, width=SIZE)
+    level, sign = np.tile(np.arange(1, 10), 2), np.repeat([-1, 1], 9)
+    ours = apply_operations_(pictures.clone(), np.full(18, POOL.index(name)), level, sign)
+    for row, picture in enumerate(pictures):
+        expected = reference.pixels(pillow_operation(name, reference.pillow(picture), int(level[row]), int(sign[row])))
+        assert np.abs(reference.as_pixels(ours[row]) - expected).max() <= 1
+
+
+def test_each_picture_takes_its_own_operation(reference: ModuleType) -> None:
+    pictures = reference.photographs(len(POOL), height=SIZE, width=SIZE)
+    level, sign = np.full(len(POOL), 5), np.ones(len(POOL), dtype=np.int64)
+    together = apply_operations_(pictures.clone(), np.arange(len(POOL)), level, sign)
+    for row in range(len(POOL)):
+        alone = apply_operations_(pictures[row : row + 1].clone(), np.array([row]), level[:1], sign[:1])
+        assert torch.equal(together[row], alone[0]), POOL[row]
+
+
+@pytest.mark.parametrize("point", [(0.5, 0.5), (0.0, 0.99), (0.3, 0.1)])
+def test_cutout_paints_the_references_square(reference: ModuleType, point: tuple[float, float]) -> None:
+    picture = reference.photographs(1, height=SIZE, width=SIZE)
+    ours = cutout_(picture.clone(), np.array([point]), share=0.5)
+    x0, y0 = (int(max(0, SIZE * u - 8)) for u in point)
+    expected = reference.pillow(picture[0])
+    ImageDraw.Draw(expected).rectangle((x0, y0, min(SIZE, x0 + 16), min(SIZE, y0 + 16)), (127, 127, 127))
+    assert np.array_equal(reference.as_pixels(ours[0]), reference.pixels(expected))
+
+
+def test_operations_come_as_often_as_they_should() -> None:
+    view = StrongView(size=SIZE, cutout=0.0)
+    images = torch.randint(0, 256, (2000, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    u = uniforms(seed=0, stream=17, epochs=0, indices=np.arange(len(images)), num=num_draws(view))
+    made = strengthen(images, view, u)
+    changed = made.ne(images).flatten(1).sum(dim=1) > 3  # a cutout of side 0 still paints one pixel
+    # A draw is applied (½), and visible on noise unless it is the identity or auto-contrast (12/14).
+    expected = 1 - (1 - 0.5 * 12 / 14) ** 2
+    assert abs(changed.float().mean().item() - expected) < 0.04
