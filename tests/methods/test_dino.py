@@ -1,0 +1,102 @@
+"""DINO: centring, sharpening, multi-crop and frozen prototypes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sts_core import ConfigError
+from sts_methods import Batch, Dino, DinoConfig
+from sts_methods.dino import teacher_temperature
+from sts_methods.method import Network
+
+
+def small(**changes: object) -> DinoConfig:
+    values = {"backbone": "test_vit", "hidden_dim": 16, "bottleneck_dim": 8, "num_prototypes": 12, **changes}
+    return DinoConfig(**values)  # type: ignore[arg-type]
+
+
+def batch(*, step: int = 0, sizes: tuple[int, ...] = (64, 64, 32, 32)) -> Batch:
+    draw = torch.Generator().manual_seed(0)
+    views = tuple(torch.randn(4, 3, size, size, generator=draw) for size in sizes)
+    return Batch(views=views, indices=torch.arange(4), step=step)
+
+
+def test_the_loss_is_the_cross_entropy_between_different_views_of_centred_sharpened_targets() -> None:
+    fresh, data = Dino(small(), seed=0), batch()
+    center = torch.linspace(-1.0, 1.0, 12)
+
+    def scores(network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
+        embedding = F.normalize(network.head(network.backbone(image)), dim=1)  # type: ignore[operator]
+        return embedding @ F.normalize(network.prototypes.weight, dim=1).T  # type: ignore[union-attr, arg-type]
+
+    total = torch.zeros(())
+    for g in range(2):
+        target = ((scores(fresh.teacher, data.views[g]) - center) / 0.04).softmax(dim=1)
+        for v in range(4):
+            if v != g:
+                log_probabilities = (scores(fresh.student, data.views[v]) / 0.1).log_softmax(dim=1)
+                total = total - (target * log_probabilities).sum(dim=1).mean()
+    method = Dino(small(), seed=0)
+    method.center.copy_(center)
+    torch.testing.assert_close(method(data).loss, total / 6)
+
+
+def test_the_centre_is_a_moving_average_of_the_teachers_scores() -> None:
+    method = Dino(small(), seed=0)
+    images = torch.cat(batch().views[:2])
+    scores = method.teacher.prototypes(method.teacher(images))
+    method(batch())
+    torch.testing.assert_close(method.center, 0.1 * scores.mean(dim=0))
+    method(batch())
+    torch.testing.assert_close(method.center, 0.19 * scores.mean(dim=0))
+
+
+def test_the_teacher_sees_the_global_views_only_and_equal_sizes_go_together() -> None:
+    method = Dino(small(), seed=0)
+    seen: dict[str, list[tuple[int, int]]] = {"student": [], "teacher": []}
+    networks: tuple[Network, ...] = ("student", "teacher")
+    for name in networks:
+        method.backbone(name).register_forward_pre_hook(
+            lambda _, args, name=name: seen[name].append((len(args[0]), args[0].shape[-1]))
+        )
+    method(batch())
+    assert seen == {"student": [(8, 64), (8, 32)], "teacher": [(8, 64)]}
+
+
+def test_frozen_prototypes_get_zeros_for_a_gradient_and_the_rest_learns() -> None:
+    gradients = {}
+    for frozen_steps in (0, 1):
+        method = Dino(small(freeze_prototypes_steps=frozen_steps), seed=0)
+        method(batch(step=0)).loss.backward()
+        assert all(p.grad is not None for p in method.student.parameters())
+        gradients[frozen_steps] = {name: p.grad for name, p in method.student.named_parameters()}
+    free, frozen = gradients[0], gradients[1]
+    assert torch.equal(frozen["prototypes.weight"], torch.zeros(12, 8))  # type: ignore[arg-type]
+    assert free["prototypes.weight"].abs().sum() > 0  # type: ignore[union-attr]
+    torch.testing.assert_close(frozen["head.0.weight"], free["head.0.weight"])
+
+
+def test_prototypes_learn_after_the_frozen_steps() -> None:
+    method = Dino(small(freeze_prototypes_steps=1), seed=0)
+    method(batch(step=1)).loss.backward()
+    assert method.student.prototypes.weight.grad is not None
+    assert method.student.prototypes.weight.grad.abs().sum() > 0
+
+
+def test_the_teachers_temperature_warms_up_linearly() -> None:
+    config = small(warmup_teacher_temperature=0.04, teacher_temperature=0.07, warmup_teacher_steps=10)
+    temperatures = [teacher_temperature(step, config) for step in (0, 5, 10, 99)]
+    assert temperatures == pytest.approx([0.04, 0.055, 0.07, 0.07])
+
+
+def test_a_convolutional_backbone_works_with_multi_crop() -> None:
+    method = Dino(small(backbone="wrn_10_1", stem="cifar"), seed=0)
+    result = method(batch(sizes=(16, 16, 8)))
+    result.loss.backward()
+    assert all(p.grad is not None for p in method.student.parameters())
+    assert torch.isfinite(result.loss)
+
+
+def test_a_centre_that_never_moves_is_refused() -> None:
+    with pytest.raises(ConfigError, match="center_momentum"):
+        small(center_momentum=1.0)
