@@ -13,7 +13,7 @@ from itertools import pairwise
 from sts_eval.chart_scales import Scale, linear_scale, log_scale, tick_text
 
 NUM_COLOURS = 8
-WIDTH, FONT = 430, 12
+WIDTH = 430.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class Frame:
             parts.append(text(place, bottom + 18, tick_text(tick, self.x)))
         parts.append(line(self.left, bottom, right, bottom, "axis"))
         parts.append(text((self.left + right) / 2, bottom + 36, x_label, css="label"))
-        parts.append(text(14, (self.top + bottom) / 2, y_label, css="label", turn=True))
+        if y_label:
+            parts.append(text(14, (self.top + bottom) / 2, y_label, css="label", turn=True))
         return parts
 
 
@@ -92,7 +93,7 @@ def line_chart(
     *,
     label: str,
     x_label: str,
-    y_label: str,
+    y_label: str = "",
     log_y: bool = False,
     markers: bool = False,
     x_ticks: Sequence[float] | None = None,
@@ -105,7 +106,9 @@ def line_chart(
         raise ValueError(f"the chart {label!r} has no point to draw")
     x_scale = linear_scale(min(xs), max(xs), ticks=x_ticks, tight=True)
     y_scale = log_scale(min(ys), max(ys)) if log_y else linear_scale(min(ys), max(ys))
-    frame = Frame(58, 12, WIDTH - 58 - 14, height - 12 - 46, x_scale, y_scale)
+    widest = max(len(tick_text(tick, y_scale)) for tick in y_scale.ticks)
+    left = (22 if y_label else 4) + 9 + 7.2 * widest
+    frame = Frame(left, 12, WIDTH - left - 14, height - 12 - 46, x_scale, y_scale)
     parts = frame.axes(x_label, y_label)
     for item in sorted(series, key=lambda s: s.colour != 0):  # the quiet ones first, beneath
         parts += _draw_series(item, frame, log_y=log_y, markers=markers)

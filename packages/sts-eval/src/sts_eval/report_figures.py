@@ -77,11 +77,11 @@ def _plane(granularity: str, values: Mapping[tuple[float, float], list[float]], 
     ]
     low, high = colour_range([cell.value for cell in cells.values()])
     best = max(cells, key=lambda key: cells[key].value)
+    effective = 1 - (1 - best[0]) * (1 - best[1])
     caption = f"{headline_title(measure)}, in percent, by p and m ({granularity}-wise units)"
     note = (
-        f"Lines join equal {EFFECTIVE_MOMENTUM}, labelled with it. Colours run from {low:.1f} (and less) to {high:.1f}. "
-        f"Best: {cells[best].value:.2f} at p "
-        f"{best[0]:g}, m {best[1]:g} (m_eff {1 - (1 - best[0]) * (1 - best[1]):.6g})."
+        f"Lines join equal {EFFECTIVE_MOMENTUM}, labelled with it. Colours run from {low:.1f} (and less) to "
+        f"{high:.1f}. Best: {cells[best].value:.2f} at p {best[0]:g}, m {best[1]:g} (m_eff {effective:.6g})."
     )
     drawn = heat_map(cells, label=caption)
     table = numeric_table(["", *(f"p {p:g}" for p in ps)], rows)
@@ -161,7 +161,7 @@ def curves_section(runs: Sequence[Run]) -> Section | None:
         lines = [line for line in lines if len(line.points) > 1]
         if lines and len(drawings) < MAX_CURVES:
             title = name.replace("_", " ")
-            drawings.append((title, line_chart(lines, label=title, x_label="step", y_label=title)))
+            drawings.append((title, line_chart(lines, label=title, x_label="step")))
     if not drawings:
         return None
     rows: list[list[CellValue]] = []

@@ -5,7 +5,7 @@ from html import escape
 from sts_eval.report_blocks import DASH, Block, CellValue, Code, Delta, Figure, Notes, Paragraph, Report, Section, Table
 from sts_eval.report_style import STYLE
 
-LONG = 60
+LONG = 40
 """Characters from which on a cell of text is given room to wrap."""
 MANY_ROWS = 16
 """A table with more rows is folded, to be opened by the reader."""
@@ -25,8 +25,8 @@ def _cell(value: CellValue, column: int, table: Table) -> str:
     if column == 0:
         return f'<th scope="row">{_content(value)}</th>'
     css = "number" if column in table.numeric else "text"
-    if isinstance(value, str) and len(value) > LONG:
-        css += " long"
+    if css == "text":
+        css += " long" if value is not None and len(str(value)) > LONG else " short"
     return f'<td class="{css}">{_content(value)}</td>'
 
 
@@ -40,15 +40,15 @@ def _table(table: Table, *, folded: bool = False) -> str:
     rows = "".join(
         f"<tr>{''.join(_cell(value, column, table) for column, value in enumerate(row))}</tr>" for row in table.rows
     )
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    caption = f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""
     # A region that scrolls must be reachable by keyboard and have a name.
     name = escape(table.caption or table.header[0] or "table")
     head = f"{f'<tr>{groups}</tr>' if groups else ''}<tr>{head}</tr>"
-    body = f"<table>{caption}<thead>{head}</thead><tbody>{rows}</tbody></table>"
+    body = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     region = f'<div class="scroll" role="region" aria-label="{name}" tabindex="0">{body}</div>{note}'
     if len(table.rows) <= MANY_ROWS or folded:
-        return f"<div>{region}</div>"
+        return f"<div>{caption}{region}</div>"
     title = f"{table.caption}: {len(table.rows)} rows" if table.caption else f"All {len(table.rows)} rows"
     return f"<details><summary>{escape(title)}</summary>{region}</details>"
 

@@ -10,7 +10,7 @@ from sts_eval.report_blocks import Block, CellValue, Code, Delta, Notes, Paragra
 from sts_eval.report_runs import Run
 from sts_eval.results import RunResults
 
-MAX_SETTINGS = 6
+MAX_SETTINGS = 3
 """Settings of ours that are set beside one row of the paper; a sweep has many more."""
 MAX_NAMES = 2
 LEAD = (

@@ -2,13 +2,13 @@
 
 LIGHT = """
   --paper: #f7f7f4; --card: #ffffff; --ink: #1d1f24; --quiet: #646a75; --edge: #e2e2dc; --grid: #e9e9e4;
-  --accent: #2a5bc4; --gain: #17805c; --loss: #c2353f; --chip: #eeeeea; --open: #c4c6c9;
+  --accent: #2a5bc4; --gain: #17805c; --loss: #c2353f; --chip: #eeeeea; --shade: rgba(20, 22, 26, .16); --open: #c4c6c9;
   --series-0: #c3c6cc; --series-1: #2a62c9; --series-2: #d8612a; --series-3: #16916b; --series-4: #a33ca6;
   --series-5: #ad8200; --series-6: #0d90b0; --series-7: #c4304b; --series-8: #6a58a0;
 """
 DARK = """
   --paper: #14161a; --card: #1c1f25; --ink: #e7e8ea; --quiet: #9ba1ad; --edge: #30343c; --grid: #2b2f37;
-  --accent: #86aeff; --gain: #55cf9e; --loss: #ff8189; --chip: #262a31; --open: #4a4f59;
+  --accent: #86aeff; --gain: #55cf9e; --loss: #ff8189; --chip: #262a31; --shade: rgba(0, 0, 0, .55); --open: #4a4f59;
   --series-0: #4b515c; --series-1: #7ba9ff; --series-2: #ff9c63; --series-3: #4ed3a3; --series-4: #e38be5;
   --series-5: #e3bf4d; --series-6: #57cfea; --series-7: #ff7f94; --series-8: #b7a7ea;
 """
@@ -79,8 +79,7 @@ p { margin: 0; max-width: 75ch; }
 figure { margin: 0; }
 section > * + * { margin-top: 1.5rem; }
 section > h2 + * { margin-top: 0; }
-figcaption, caption { text-align: left; font-weight: 600; margin-bottom: .6rem; overflow-wrap: anywhere; }
-caption { padding-bottom: .5rem; }
+figcaption, .caption { font-weight: 600; margin-bottom: .6rem; overflow-wrap: anywhere; max-width: none; }
 .note { color: var(--quiet); font-size: .85rem; margin-top: .6rem; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 1.4rem 1.8rem; }
 .panels > div { min-width: 0; overflow-x: auto; }
@@ -88,13 +87,17 @@ caption { padding-bottom: .5rem; }
   font-size: .87rem; }
 .legend li { display: flex; align-items: center; gap: .45rem; overflow-wrap: anywhere; }
 .key { flex: none; width: 1.1rem; height: .28rem; border-radius: 2px; }
-.scroll { overflow-x: auto; margin: 0 -.3rem; padding: 0 .3rem; }
+.scroll { overflow-x: auto;  /* a shadow at the side where there is more to see */
+  background: linear-gradient(to right, var(--card) 30%, transparent) 0 0 / 40px 100% no-repeat local,
+    linear-gradient(to left, var(--card) 30%, transparent) 100% 0 / 40px 100% no-repeat local,
+    linear-gradient(to right, var(--shade), transparent) 0 0 / 12px 100% no-repeat scroll,
+    linear-gradient(to left, var(--shade), transparent) 100% 0 / 12px 100% no-repeat scroll; }
 .scroll:focus-visible, summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px;
   border-radius: 6px; }
 table { border-collapse: collapse; min-width: min(100%, 34rem); font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .42rem 1.4rem .42rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--edge); }
 th:last-child, td:last-child { padding-right: 0; }
-thead th { color: var(--quiet); font-weight: 550; font-size: .8rem; vertical-align: bottom; }
+thead th { white-space: nowrap; color: var(--quiet); font-weight: 550; font-size: .8rem; vertical-align: bottom; }
 tbody tr:last-child > * { border-bottom: 0; }
 tbody tr:hover { background: color-mix(in srgb, var(--accent) 6%, transparent); }
 tbody th { font-weight: 500; white-space: nowrap; }
@@ -104,11 +107,11 @@ thead tr:not(:last-child) th { border-bottom: 0; padding-bottom: 0; color: var(-
 .remarks b { color: var(--ink); margin-right: .3rem; }
 section > .remarks { margin-top: .7rem; }
 .number { text-align: right; white-space: nowrap; }
-td.text { min-width: 6rem; max-width: 30rem; }
-td.long { min-width: 17rem; }
+td.short { white-space: nowrap; }
+td.long { min-width: 17rem; max-width: 36rem; }
 code { font: .92em ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
   overflow-wrap: anywhere; }
-th code, td code { white-space: nowrap; }
+th code, td.short code { white-space: nowrap; }
 .gain { color: var(--gain); font-weight: 600; }
 .loss { color: var(--loss); font-weight: 600; }
 .none { color: var(--quiet); opacity: .7; }

@@ -202,7 +202,7 @@ def config_section(runs: Sequence[Run]) -> Section | None:
     """Settings in which the runs differ, by their dotted names."""
     configured = [run for run in runs if run.config]
     configs = [flattened(run.config) for run in configured]
-    names = list(dict.fromkeys(name for config in configs for name in config))
+    names = list(dict.fromkeys(name for config in configs for name in config if name != "name"))
     different = [name for name in names if len({config.get(name) for config in configs}) > 1]
     if len(configured) < 2 or not different:
         return None
