@@ -69,9 +69,9 @@ def corrupt_image(image: ImageArray, corruption: str, severity: int, *, key: int
             f"an image to corrupt must be uint8 [height, width, 3] of at least {SMALLEST_SIDE} px, "
             f"got {image.dtype} {image.shape}: resize or convert it"
         )
+    library_version()
     if corruption == "elastic_transform":
         return elastic_transform(image, severity, key=key)
-    library_version()
     import imagecorruptions
 
     seed: dict[str, Any] = {"seed": key} if corruption in SEED_ARGUMENT else {}
