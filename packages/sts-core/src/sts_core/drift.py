@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sts_core import masks
 from sts_core.config import SmoothingConfig
 from sts_core.errors import ConfigError, PairingError
-from sts_core.kernels import Rule, drawn_units
+from sts_core.kernels import Rule, drawn_channels, drawn_units
 from sts_core.pairing import pair, unwrap
 
 
@@ -83,21 +83,13 @@ def _updated_units(tensors: list[tuple[str, nn.Parameter]], rule: Rule) -> list[
     if rule.granularity in ("layer", "module"):
         drawn = drawn_units([name for name, _ in tensors], rule)
         return [(name, torch.tensor(take)) for (name, _), take in zip(tensors, drawn, strict=True)]
-    device = torch.device("cpu")
     if rule.granularity == "channel":
-        return [(name, _channel_mask(name, tensor, rule, device)) for name, tensor in tensors]
-    return [
-        (
-            name,
-            masks.neuron_mask(
-                0, tensor.numel(), probability=p, name=name, step=rule.step, seed=rule.seed, device=device
-            ).view(tensor.shape),
-        )
-        for name, tensor in tensors
-    ]
+        sizes = [(name, len(tensor) if tensor.dim() else 1) for name, tensor in tensors]
+        drawn_rows = drawn_channels(sizes, rule)
+        return [(name, rows.view(tensor.shape[:1])) for (name, tensor), rows in zip(tensors, drawn_rows, strict=True)]
+    return [(name, _neurons(name, tensor, rule)) for name, tensor in tensors]
 
 
-def _channel_mask(name: str, tensor: Tensor, rule: Rule, device: torch.device) -> Tensor:
-    rows = tensor.shape[0] if tensor.dim() else 1
-    words = masks.channel_words(rows, masks.stream_tag("channel", name), rule.step, rule.seed, device)
-    return (words >= masks.threshold(rule.preserve_probability, 32)).view(tensor.shape[:1])
+def _neurons(name: str, tensor: Tensor, rule: Rule) -> Tensor:
+    p = rule.preserve_probability
+    return masks.neuron_mask(name, tensor.numel(), probability=p, step=rule.step, seed=rule.seed).view(tensor.shape)

@@ -1,7 +1,7 @@
 """The interface of an update kernel, the choice of one for each tensor, and the reference kernel in plain PyTorch."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, get_args
 
@@ -13,7 +13,6 @@ from sts_core.config import Granularity
 from sts_core.errors import ConfigError
 
 Backend = Literal["auto", "reference", "native", "triton"]
-_WEIGHTS_AT_ONCE = 1 << 17  # the reference kernel works on pieces that stay in the cache: temporaries of a few MB
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,9 @@ class ReferenceKernel:
         if rule.preserve_probability == 0.0 or rule.granularity in ("layer", "module"):
             self._update_selected(self._selected(tensors, rule), rule.momentum)
         elif rule.granularity == "channel":
-            for name, student, teacher in tensors:
-                _update_channels(name, student, teacher, rule)
+            _update_channels(tensors, rule)
         else:
-            for name, student, teacher in tensors:
-                _update_neurons(name, student, teacher, rule)
+            _update_neurons(tensors, rule)
 
     @staticmethod
     def _selected(tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> list[tuple[str, Tensor, Tensor]]:
@@ -139,46 +136,61 @@ def drawn_units(names: Sequence[str], rule: Rule) -> list[bool]:
     return updated
 
 
-def _update_channels(name: str, student: Tensor, teacher: Tensor, rule: Rule) -> None:
-    if teacher.numel() == 0:
-        return
-    rows = teacher.shape[0] if teacher.dim() else 1
-    tag = masks.stream_tag("channel", name)
-    words = masks.channel_words(rows, tag, rule.step, rule.seed, torch.device("cpu"))
-    chosen = (words >= masks.threshold(rule.preserve_probability, 32)).nonzero()[:, 0].to(teacher.device)
-    flat_teacher, flat_student = teacher.view(1) if not teacher.dim() else teacher, student.reshape(teacher.shape)
-    for piece in torch.split(chosen, max(1, _WEIGHTS_AT_ONCE * rows // teacher.numel())):
-        old = flat_teacher[piece]
-        lerp_(old, (flat_student if teacher.dim() else student.view(1))[piece].to(teacher.device), rule.momentum)
-        flat_teacher[piece] = old
+def _update_channels(tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> None:
+    sizes = [(name, len(teacher) if teacher.dim() else 1) for name, _, teacher in tensors]
+    for (_, student, teacher), take in zip(tensors, drawn_channels(sizes, rule), strict=True):
+        shape = (-1,) + (1,) * (teacher.dim() - 1) if teacher.dim() else ()
+        _lerp_where_(teacher, student, take.to(teacher.device).view(shape), rule.momentum)
 
 
-def _update_neurons(name: str, student: Tensor, teacher: Tensor, rule: Rule) -> None:
-    for begin, end, old, new in _pieces(student, teacher):
-        updated = masks.neuron_mask(
-            begin,
-            end,
+def _lerp_where_(teacher: Tensor, student: Tensor, updated: Tensor, momentum: float) -> None:
+    """The update of the units that a mask marks, by a weight that is 0 elsewhere.
+
+    torch.where would take ten times as long on a CPU. The price: where the student is not finite, units that should
+    stay are lost too.
+    """
+    weight = updated.to(teacher.dtype).abs_().mul_(1.0 - momentum)
+    teacher.lerp_(student.to(teacher), weight)
+
+
+def drawn_channels(sizes: Sequence[tuple[str, int]], rule: Rule) -> list[Tensor]:
+    """For each (tensor, size of dim 0): a bool tensor, which of its channels are updated at this step."""
+    if not sizes:
+        return []
+    calls = [(rows + 3) // 4 for _, rows in sizes]  # row r takes word r % 4 of position r // 4 in its tensor's stream
+    tags = torch.tensor([masks.signed(masks.stream_tag("channel", name)) for name, _ in sizes])
+    position = torch.cat([torch.arange(count) for count in calls])
+    words = masks.philox(position, tags.repeat_interleave(torch.tensor(calls)), rule.step, rule.seed)
+    updated = torch.stack(words, dim=1).view(-1) >= masks.threshold(rule.preserve_probability, 32)
+    pieces = torch.split(updated, [4 * count for count in calls])
+    return [piece[:rows] for piece, (_, rows) in zip(pieces, sizes, strict=True)]
+
+
+def _update_neurons(tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> None:
+    for device in {teacher.device for _, _, teacher in tensors}:
+        here = [tensor for tensor in tensors if tensor[2].device == device]
+        pieces = masks.neuron_masks(
+            [(name, teacher.numel()) for name, _, teacher in here],
             probability=rule.preserve_probability,
-            name=name,
             step=rule.step,
             seed=rule.seed,
-            device=teacher.device,
-        ).view(old.shape)
-        value = old.clone()
-        lerp_(value, new.to(teacher.device), rule.momentum)
-        old.copy_(torch.where(updated, value, old))
+            device=device,
+        )
+        for segment, updated in pieces:
+            _, student, teacher = here[segment.tensor]
+            if teacher.is_contiguous():
+                old, new = (x.reshape(-1)[segment.begin : segment.end] for x in (teacher, student))
+                _lerp_where_(old, new, updated, rule.momentum)
+            else:
+                _update_scattered(teacher, student, segment, updated, rule.momentum)
 
 
-def _pieces(student: Tensor, teacher: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """(begin, end, teacher view, student view) of row-major ranges, small enough for bounded temporaries."""
-    if teacher.is_contiguous():
-        flat_teacher, flat_student = teacher.view(-1), student.reshape(-1)
-        for begin in range(0, teacher.numel(), _WEIGHTS_AT_ONCE):
-            end = min(begin + _WEIGHTS_AT_ONCE, teacher.numel())
-            yield begin, end, flat_teacher[begin:end], flat_student[begin:end]
-    elif teacher.numel():
-        row = teacher.numel() // teacher.shape[0]
-        rows = max(1, _WEIGHTS_AT_ONCE // row)
-        for first in range(0, teacher.shape[0], rows):
-            last = min(first + rows, teacher.shape[0])
-            yield first * row, last * row, teacher[first:last], student[first:last]
+def _update_scattered(
+    teacher: Tensor, student: Tensor, segment: masks.Segment, updated: Tensor, momentum: float
+) -> None:
+    """Any strides: the segment's weights are taken out in row-major order, updated and put back."""
+    index = torch.arange(segment.begin, segment.end, device=teacher.device)
+    where = torch.unravel_index(index, teacher.shape)
+    old = teacher[where]
+    _lerp_where_(old, student[where].to(teacher.device), updated, momentum)
+    teacher[where] = old

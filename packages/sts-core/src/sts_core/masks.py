@@ -11,16 +11,18 @@ is stored between draws, so all ranks, devices and resumed runs agree without ta
 
     layer, module   one 32-bit word for the tensor or module
     channel         one 32-bit word for each index of dim 0
-    neuron, p < .97 16 bits for each pair of weights, 32 more when those fall exactly on a threshold (`neuron_dense`)
-    neuron, p ≥ .97 the gaps between updated weights, geometrically distributed (`neuron_sparse`)
+    neuron, p < .97 16 bits for each pair of weights, 32 more when those fall exactly on a threshold (`_draw_pairs`)
+    neuron, p ≥ .97 the gaps between updated weights, geometrically distributed (`_draw_gaps`)
 
 A unit is updated when its word is not below p·2³². Quantisation: each unit's probability is p to within 2⁻³³ for
 words, 2⁻⁴⁸ for pairs of weights and 2⁻³³ for each gap.
 """
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,31 +36,39 @@ SPARSE_FROM = 0.97  # where drawing gaps becomes cheaper than drawing every weig
 CHUNK = 128  # weights served by eight Philox calls, one per SIMD lane
 LANES = 8
 BLOCK = 16_384  # weights that share a stream of gaps
-DRAWS_PER_BLOCK = BLOCK // 4  # Philox calls reserved for a block: each of their four words advances by at least 1
+CALLS_PER_BLOCK = BLOCK // 4  # Philox calls reserved for a block: each of their four words advances by at least 1
+WEIGHTS_AT_ONCE = 1 << 20  # drawn at once in plain PyTorch: temporaries stay in the cache
 NUM_GAPS = 1024  # gaps at least this long are drawn in several parts: the geometric distribution has no memory
 
 
+@lru_cache(maxsize=1 << 16)
 def stream_tag(kind: str, name: str) -> int:
     """The 64-bit name of a stream, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(f"{kind}:{name}".encode(), digest_size=8).digest(), "little")
 
 
 def philox(position: Tensor, tag: Tensor | int, step: Tensor | int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10: four int64 tensors of 32-bit words for each position (arguments broadcast)."""
-    c0, c1, c2, c3 = torch.broadcast_tensors(  # type: ignore[no-untyped-call]
-        position & _LOW,
-        torch.as_tensor(signed(tag) & _LOW, device=position.device),
-        torch.as_tensor((signed(tag) >> 32) & _LOW, device=position.device),
-        torch.as_tensor(step & _LOW, device=position.device),
+    """Philox4x32-10: four int64 tensors of 32-bit words for each position (arguments broadcast).
+
+    int64 products wrap, which leaves both of their 32-bit halves right; c1 and c3 carry bits above the 32nd, which are
+    cut off where they matter. Six buffers are used in turn, since allocating would cost more than computing.
+    """
+    shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+        position.shape, getattr(tag, "shape", ()), getattr(step, "shape", ())
     )
+    c0, c1, c2, c3, product0, product1 = torch.empty((6, *shape), dtype=torch.int64, device=position.device)
+    for word, value in ((c0, position), (c1, signed(tag)), (c2, signed(tag) >> 32), (c3, step)):
+        word.copy_(torch.as_tensor(value & _LOW, device=position.device))
     key0, key1 = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(10):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # int64 wraps: both halves stay right
-        c0 = (product1 >> 32).bitwise_and_(_LOW).bitwise_xor_(c1).bitwise_xor_(key0)
-        c2 = (product0 >> 32).bitwise_and_(_LOW).bitwise_xor_(c3).bitwise_xor_(key1)
-        c1, c3 = product1.bitwise_and_(_LOW), product0.bitwise_and_(_LOW)
+        torch.mul(c0, _MULTIPLIERS[0], out=product0)
+        torch.mul(c2, _MULTIPLIERS[1], out=product1)
+        torch.bitwise_right_shift(product1, 32, out=c0).bitwise_xor_(c1).bitwise_xor_(key0).bitwise_and_(_LOW)
+        torch.bitwise_right_shift(product0, 32, out=c2).bitwise_xor_(c3).bitwise_xor_(key1).bitwise_and_(_LOW)
+        c1, product1 = product1, c1
+        c3, product0 = product0, c3
         key0, key1 = (key0 + _KEY_STEPS[0]) & _LOW, (key1 + _KEY_STEPS[1]) & _LOW
-    return c0, c1, c2, c3
+    return c0, c1.bitwise_and_(_LOW), c2, c3.bitwise_and_(_LOW)
 
 
 def signed(tag: Tensor | int) -> Tensor | int:
@@ -76,24 +86,75 @@ def unit_words(tags: Tensor, step: int, seed: int) -> Tensor:
     return philox(torch.zeros_like(tags), tags, step, seed)[0]
 
 
-def channel_words(num_rows: int, tag: int, step: int, seed: int, device: torch.device) -> Tensor:
-    """One word for each index of dim 0; row r takes word r % 4 of position r // 4."""
-    position = torch.arange((num_rows + 3) // 4, device=device)
-    return torch.stack(philox(position, tag, step, seed), dim=1).view(-1)[:num_rows]
-
-
 def is_sparse(probability: float) -> bool:
     """Whether neurons are drawn by gaps. A function of p alone, so that resuming and ranks agree."""
     return probability >= SPARSE_FROM
 
 
-def neuron_mask(
-    begin: int, end: int, *, probability: float, name: str, step: int, seed: int, device: torch.device
-) -> Tensor:
-    """bool [end - begin]: which weights of the tensor's row-major order are updated."""
-    if is_sparse(probability):
-        return neuron_sparse(begin, end, probability=probability, name=name, step=step, seed=seed, device=device)
-    return neuron_dense(begin, end, probability=probability, name=name, step=step, seed=seed, device=device)
+class Segment(NamedTuple):
+    """Weights begin … end of a tensor's row-major order."""
+
+    tensor: int
+    begin: int
+    end: int
+
+
+def neuron_masks(
+    sizes: Sequence[tuple[str, int]], *, probability: float, step: int, seed: int, device: torch.device
+) -> Iterator[tuple[Segment, Tensor]]:
+    """For each (tensor name, number of weights): int8 masks, -1 where a weight is updated and 0 where it stays.
+
+    Small tensors are drawn together and large ones in parts, so that operations are few and temporaries bounded.
+    """
+    sparse = is_sparse(probability)
+    for batch in _batches([size for _, size in sizes], BLOCK if sparse else CHUNK):
+        draw = _draw_gaps if sparse else _draw_pairs
+        mask = draw(batch, [sizes[segment.tensor][0] for segment in batch], probability, step, seed, device)
+        start = 0
+        for segment in batch:
+            yield segment, mask[start : start + segment.end - segment.begin]
+            start += _padded(segment, BLOCK if sparse else CHUNK)
+
+
+def neuron_mask(name: str, size: int, *, probability: float, step: int, seed: int) -> Tensor:
+    """bool [size]: which weights of one tensor are updated."""
+    pieces = neuron_masks([(name, size)], probability=probability, step=step, seed=seed, device=torch.device("cpu"))
+    return torch.cat([torch.zeros(0, dtype=torch.int8), *(mask for _, mask in pieces)]) < 0
+
+
+def _padded(segment: Segment, unit: int) -> int:
+    return -(-(segment.end - segment.begin) // unit) * unit
+
+
+def _batches(sizes: Sequence[int], unit: int) -> Iterator[list[Segment]]:
+    """Groups of segments that begin at multiples of `unit`, with at most WEIGHTS_AT_ONCE weights and their padding."""
+    batch: list[Segment] = []
+    room = WEIGHTS_AT_ONCE
+    for tensor, size in enumerate(sizes):
+        begin = 0
+        while begin < size:
+            segment = Segment(tensor, begin, min(size, begin + room))
+            batch.append(segment)
+            room -= _padded(segment, unit)
+            begin = segment.end
+            if room < unit:
+                yield batch
+                batch, room = [], WEIGHTS_AT_ONCE
+    if batch:
+        yield batch
+
+
+def _positions(
+    batch: list[Segment], names: list[str], kind: str, unit: int, calls: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The first position of each unit of the batch, and the tag of its stream, each [units]."""
+    units = [_padded(segment, unit) // unit for segment in batch]
+    first = torch.tensor([segment.begin // unit for segment in batch])
+    tags = torch.tensor([signed(stream_tag(kind, name)) for name in names])
+    counts = torch.tensor(units)
+    inside = torch.arange(sum(units)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    position = (first.repeat_interleave(counts) + inside) * calls
+    return position.to(device), tags.repeat_interleave(counts).to(device)
 
 
 def pair_thresholds(probability: float) -> tuple[int, int, int]:
@@ -106,8 +167,8 @@ def pair_thresholds(probability: float) -> tuple[int, int, int]:
     return round(p * p * scale), round(p * scale), round((2 * p - p * p) * scale)
 
 
-def neuron_dense(
-    begin: int, end: int, *, probability: float, name: str, step: int, seed: int, device: torch.device
+def _draw_pairs(
+    batch: list[Segment], names: list[str], probability: float, step: int, seed: int, device: torch.device
 ) -> Tensor:
     """One draw of 16 bits per pair of weights (i, i + 8), and 32 more bits where they equal a threshold's upper 16.
 
@@ -115,27 +176,39 @@ def neuron_dense(
     and is the pair's second when (r // 8) % 2. The 32 bits that break a tie are word r // 32 of position
     2·(8·chunk + r % 8) + half in the stream "neuron-tie".
     """
-    first, last = begin // CHUNK, -(-end // CHUNK)
-    position = torch.arange(first * LANES, last * LANES, device=device)
-    words = torch.stack([w.view(-1, LANES) for w in philox(position, stream_tag("neuron", name), step, seed)], dim=1)
-    halves = torch.stack([words & 0xFFFF, words >> 16], dim=2).to(torch.int32)  # [chunks, 4, 2, LANES]
-    t_both, t_one, t_none = pair_thresholds(probability)
-    above = [halves > (t >> 32) for t in (t_both, t_one, t_none)]
-    tied = halves == (t_both >> 32)
-    for t in (t_one, t_none):
-        tied |= halves == (t >> 32)
-    ties = tied.nonzero()
+    position, tags = _positions(batch, names, "neuron", CHUNK, LANES, device)
+    lanes = (position[:, None] + torch.arange(LANES, device=device)).view(-1)
+    words = [w.view(-1, LANES) for w in philox(lanes, tags.repeat_interleave(LANES), step, seed)]
+    halves = torch.stack([half for w in words for half in ((w & 0xFFFF).int(), (w >> 16).int())], dim=1)
+    # Masks are 0 or -1, found by sign: several times faster than comparisons, which make booleans one by one.
+    distance = [(t >> 32) - halves for t in pair_thresholds(probability)]  # [chunks, 8, LANES]
+    above = [(d >> 31).to(torch.int8) for d in distance]
+    ties = (distance[0] * distance[1] * distance[2] == 0).nonzero()
     if len(ties):
-        chunk, word, half, lane = ties.unbind(1)
-        extra = torch.stack(
-            philox(2 * ((first + chunk) * LANES + lane) + half, stream_tag("neuron-tie", name), step, seed), dim=1
-        )
-        value = (halves[tuple(ties.T)].long() << 32) | extra.gather(1, word[:, None])[:, 0]
-        for mask, t in zip(above, (t_both, t_one, t_none), strict=True):
-            mask[tuple(ties.T)] = value >= t
+        tie_tags = _positions(batch, names, "neuron-tie", CHUNK, LANES, device)[1]
+        _break_ties_(above, halves, ties, position, tie_tags, pair_thresholds(probability), step, seed)
     ge_both, ge_one, ge_none = above
-    updated = torch.stack([ge_one, ge_both ^ ge_one ^ ge_none], dim=3)  # [chunks, 4, 2, 2, LANES]: row-major weights
-    return updated.view(-1)[begin - first * CHUNK : end - first * CHUNK]
+    members = [ge_one, ge_both ^ ge_one ^ ge_none]
+    # The eight lanes of a mask are moved as one 64-bit number: [chunks, 8, 2, LANES] is the weights' row-major order.
+    return torch.stack([m.view(torch.int64) for m in members], dim=2).view(torch.int8).view(-1)
+
+
+def _break_ties_(
+    above: list[Tensor],
+    halves: Tensor,
+    ties: Tensor,
+    position: Tensor,
+    tags: Tensor,
+    thresholds: tuple[int, int, int],
+    step: int,
+    seed: int,
+) -> None:
+    """Decide the pairs whose 16 bits may equal a threshold's by 32 more."""
+    chunk, eighth, lane = ties.unbind(1)
+    extra = torch.stack(philox(2 * (position[chunk] + lane) + eighth % 2, tags[chunk], step, seed), dim=1)
+    value = (halves[chunk, eighth, lane].long() << 32) | extra.gather(1, eighth[:, None] // 2)[:, 0]
+    for mask, t in zip(above, thresholds, strict=True):
+        mask[chunk, eighth, lane] = -(value >= t).to(torch.int8)
 
 
 @lru_cache(maxsize=256)
@@ -150,8 +223,8 @@ def gap_thresholds(probability: float) -> tuple[int, ...]:
     return tuple(thresholds)
 
 
-def neuron_sparse(
-    begin: int, end: int, *, probability: float, name: str, step: int, seed: int, device: torch.device
+def _draw_gaps(
+    batch: list[Segment], names: list[str], probability: float, step: int, seed: int, device: torch.device
 ) -> Tensor:
     """Updated weights found by their gaps, for each block of 16,384 weights apart.
 
@@ -159,24 +232,22 @@ def neuron_sparse(
     g = #{j : w < round(pʲ·2³²), 1 ≤ j ≤ 1024}. A gap below 1024 skips g weights and updates the next; one of 1024 skips
     1024 weights and draws again.
     """
-    first, last = begin // BLOCK, -(-end // BLOCK)
-    mask = torch.zeros((last - first) * BLOCK, dtype=torch.bool, device=device)
+    first, tags = _positions(batch, names, "neuron-gap", BLOCK, CALLS_PER_BLOCK, device)
+    mask = torch.zeros(len(first) * BLOCK, dtype=torch.int8, device=device)
+    start = torch.arange(len(first), device=device)[:, None] * BLOCK
     ascending = torch.tensor(gap_thresholds(probability)[::-1], device=device)
-    tag = stream_tag("neuron-gap", name)
-    blocks = torch.arange(first, last, device=device)
-    offset = torch.zeros(last - first, dtype=torch.int64, device=device)  # next undecided weight of each block
+    offset = torch.zeros(len(first), dtype=torch.int64, device=device)  # next undecided weight of each block
     calls = min(
-        DRAWS_PER_BLOCK, int(BLOCK * (1 - probability)) // 4 + 8
-    )  # Philox calls a round: about what a block needs
-    for start in range(0, DRAWS_PER_BLOCK, calls):
-        position = blocks[:, None] * DRAWS_PER_BLOCK + torch.arange(start, start + calls, device=device)
-        words = torch.stack(philox(position, tag, step, seed), dim=-1).view(len(blocks), -1)
+        CALLS_PER_BLOCK, int(BLOCK * (1 - probability)) // 4 + 8
+    )  # a round's Philox calls: about what is needed
+    for call in range(0, CALLS_PER_BLOCK, calls):
+        position = first[:, None] + torch.arange(call, call + calls, device=device)
+        words = torch.stack(philox(position, tags[:, None], step, seed), dim=-1).view(len(first), -1)
         gap = NUM_GAPS - torch.searchsorted(ascending, words, right=True)
-        advance = torch.where(gap < NUM_GAPS, gap + 1, gap)
-        reached = offset[:, None] + advance.cumsum(1)
+        reached = offset[:, None] + torch.where(gap < NUM_GAPS, gap + 1, gap).cumsum(1)
         hit = (gap < NUM_GAPS) & (reached <= BLOCK)
-        mask[((blocks - first)[:, None] * BLOCK + reached - 1)[hit]] = True
+        mask[(start + reached - 1)[hit]] = -1
         offset = reached[:, -1]
         if bool((offset >= BLOCK).all()):
             break
-    return mask[begin - first * BLOCK : end - first * BLOCK]
+    return mask

@@ -11,8 +11,10 @@
 #else
 #define SIMD 0
 #endif
+#define INLINE static inline __attribute__((always_inline))
 
-enum { TILE = 16384, CHUNK = 128, LANES = 8, CALLS_PER_BLOCK = TILE / 4, NUM_GAPS = 1024, GUIDE_SHIFT = 22 };
+enum { TILE = 16384, CHUNK = 128, LANES = 8, GROUP = CHUNK / 4, CALLS_PER_BLOCK = TILE / 4 };
+enum { NUM_GAPS = 1024, GUIDE_SHIFT = 22, AHEAD = 256 };
 enum { ALL, LAYER, MODULE, CHANNEL, NEURON_DENSE, NEURON_SPARSE };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { TAG_LAYER, TAG_MODULE, TAG_CHANNEL, TAG_NEURON, TAG_TIE, TAG_GAP, NUM_TAGS };
@@ -29,7 +31,7 @@ typedef struct {
 typedef struct {
     uint64_t seed, threshold; /* threshold: p * 2^32 */
     uint32_t step, kind;
-    float momentum, pull; /* pull: 1 - m */
+    float momentum, pull;     /* pull: 1 - m */
     uint32_t high[3], low[3]; /* 48-bit thresholds of a pair of weights: upper 16 and lower 32 bits */
     const uint32_t *gaps;     /* p^g * 2^32 for g = 1 .. NUM_GAPS */
     const uint32_t *guide;    /* smallest gap that a word with these upper 10 bits can mean */
@@ -37,9 +39,9 @@ typedef struct {
 
 /* ---- Philox4x32-10 ---- */
 
-static inline void philox(uint32_t position, uint64_t tag, uint32_t step, uint64_t seed, uint32_t out[4]) {
-    uint32_t c0 = position, c1 = (uint32_t)tag, c2 = (uint32_t)(tag >> 32), c3 = step;
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+static void philox(uint32_t position, uint64_t tag, const Rule *r, uint32_t out[4]) {
+    uint32_t c0 = position, c1 = (uint32_t)tag, c2 = (uint32_t)(tag >> 32), c3 = r->step;
+    uint32_t k0 = (uint32_t)r->seed, k1 = (uint32_t)(r->seed >> 32);
     for (int i = 0; i < 10; i++) {
         uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
         c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
@@ -50,187 +52,248 @@ static inline void philox(uint32_t position, uint64_t tag, uint32_t step, uint64
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-static inline int unit_updated(uint64_t tag, const Rule *r) {
-    uint32_t words[4];
-    philox(0, tag, r->step, r->seed, words);
-    return words[0] >= r->threshold;
+/* Eight consecutive positions at once: out[w] holds word w of all of them. */
+#if SIMD
+
+/* Four positions in 64-bit lanes, of which the multiplication reads the lower half: upper halves may hold anything. */
+typedef struct { __m256i c0, c1, c2, c3; } Four;
+
+INLINE Four four_positions(uint64_t first, uint64_t tag, const Rule *r) {
+    return (Four){_mm256_add_epi64(_mm256_set1_epi64x((long long)first), _mm256_setr_epi64x(0, 1, 2, 3)),
+                  _mm256_set1_epi64x((long long)tag), _mm256_set1_epi64x((long long)(tag >> 32)),
+                  _mm256_set1_epi64x(r->step)};
 }
 
-/* ---- the moving average of a run of weights; teachers differ from torch's lerp by at most one rounding ---- */
+INLINE Four round_of_four(Four x, __m256i k0, __m256i k1) {
+    __m256i a = _mm256_mul_epu32(x.c0, _mm256_set1_epi64x(0xD2511F53)); 
+    __m256i b = _mm256_mul_epu32(x.c2, _mm256_set1_epi64x(0xCD9E8D57));
+    return (Four){_mm256_xor_si256(_mm256_srli_epi64(b, 32), _mm256_xor_si256(x.c1, k0)), b,
+                  _mm256_xor_si256(_mm256_srli_epi64(a, 32), _mm256_xor_si256(x.c3, k1)), a};
+}
 
-static inline float lerp(float t, float s, const Rule *r) {
+INLINE __m256i join(__m256i low, __m256i high) { /* lanes 0 1 2 3 | 4 5 6 7 as eight 32-bit lanes */
+    __m256 mixed = _mm256_shuffle_ps(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), _MM_SHUFFLE(2, 0, 2, 0));
+    return _mm256_permute4x64_epi64(_mm256_castps_si256(mixed), _MM_SHUFFLE(3, 1, 2, 0));
+}
+
+INLINE void philox8(uint64_t first, uint64_t tag, const Rule *r, __m256i out[4]) {
+    Four x = four_positions(first, tag, r), y = four_positions(first + 4, tag, r);
+    uint32_t k0 = (uint32_t)r->seed, k1 = (uint32_t)(r->seed >> 32);
+    for (int i = 0; i < 10; i++) {
+        __m256i key0 = _mm256_set1_epi64x(k0), key1 = _mm256_set1_epi64x(k1);
+        x = round_of_four(x, key0, key1), y = round_of_four(y, key0, key1);
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    out[0] = join(x.c0, y.c0), out[1] = join(x.c1, y.c1), out[2] = join(x.c2, y.c2), out[3] = join(x.c3, y.c3);
+}
+
+INLINE void words_of_8(uint64_t first, uint64_t tag, const Rule *r, uint32_t out[4][LANES]) {
+    __m256i words[4];
+    philox8(first, tag, r, words);
+    for (int w = 0; w < 4; w++) _mm256_storeu_si256((__m256i *)out[w], words[w]);
+}
+
+#else
+
+INLINE void words_of_8(uint64_t first, uint64_t tag, const Rule *r, uint32_t out[4][LANES]) {
+    for (int lane = 0; lane < LANES; lane++) {
+        uint32_t words[4];
+        philox((uint32_t)(first + lane), tag, r, words);
+        for (int w = 0; w < 4; w++) out[w][lane] = words[w];
+    }
+}
+
+#endif
+
+/* ---- the moving average; it differs from torch's lerp by at most one rounding ---- */
+
+INLINE float lerp(float t, float s, const Rule *r) {
     if (r->momentum == 0.0f) return s;
     return r->pull < 0.5f ? __builtin_fmaf(r->pull, s - t, t) : __builtin_fmaf(-r->momentum, s - t, s);
 }
 
 static void lerp_run(float *restrict t, const float *restrict s, int64_t n, const Rule *r) {
+    const float pull = r->pull, keep = -r->momentum;
     if (r->momentum == 0.0f) {
         memcpy(t, s, (size_t)n * sizeof *t);
-    } else if (r->pull < 0.5f) {
-        for (int64_t i = 0; i < n; i++) t[i] = __builtin_fmaf(r->pull, s[i] - t[i], t[i]);
+    } else if (pull < 0.5f) {
+        for (int64_t i = 0; i < n; i++) t[i] = __builtin_fmaf(pull, s[i] - t[i], t[i]);
     } else {
-        for (int64_t i = 0; i < n; i++) t[i] = __builtin_fmaf(-r->momentum, s[i] - t[i], s[i]);
+        for (int64_t i = 0; i < n; i++) t[i] = __builtin_fmaf(keep, s[i] - t[i], s[i]);
     }
 }
-
-/* ---- neuron, dense: the masks of one chunk of 128 weights, all ones where updated ---- */
-
-static void fix_ties(uint32_t mask[CHUNK], const uint32_t words[4][LANES], uint64_t chunk, const Tensor *x, const Rule *r) {
-    for (int w = 0; w < 4; w++)
-        for (int half = 0; half < 2; half++)
-            for (int lane = 0; lane < LANES; lane++) {
-                uint32_t bits = (words[w][lane] >> (16 * half)) & 0xFFFF, extra[4], ge[3];
-                if (bits != r->high[0] && bits != r->high[1] && bits != r->high[2]) continue;
-                philox((uint32_t)(2 * (chunk * LANES + lane) + half), x->tags[TAG_TIE], r->step, r->seed, extra);
-                for (int k = 0; k < 3; k++)
-                    ge[k] = bits > r->high[k] || (bits == r->high[k] && extra[w] >= r->low[k]);
-                uint32_t *first = mask + 32 * w + 16 * half + lane;
-                first[0] = 0u - ge[1];
-                first[LANES] = 0u - (ge[0] ^ ge[1] ^ ge[2]);
-            }
-}
-
-#if SIMD
-
-/* hi and lo halves of eight 32 x 32 bit products */
-static inline __m256i multiply(__m256i x, __m256i multiplier, __m256i *low) {
-    __m256i even = _mm256_mul_epu32(x, multiplier);
-    __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), multiplier);
-    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
-    return _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
-}
-
-static inline void chunk_masks(uint32_t mask[CHUNK], uint64_t chunk, const Tensor *x, const Rule *r) {
-    uint32_t base = (uint32_t)(chunk * LANES), k0 = (uint32_t)r->seed, k1 = (uint32_t)(r->seed >> 32);
-    __m256i c[4] = {_mm256_add_epi32(_mm256_set1_epi32((int)base), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)),
-                    _mm256_set1_epi32((int)(uint32_t)x->tags[TAG_NEURON]),
-                    _mm256_set1_epi32((int)(uint32_t)(x->tags[TAG_NEURON] >> 32)), _mm256_set1_epi32((int)r->step)};
-    const __m256i m0 = _mm256_set1_epi32((int)0xD2511F53u), m1 = _mm256_set1_epi32((int)0xCD9E8D57u);
-    for (int i = 0; i < 10; i++) {
-        __m256i low0, low1, high0 = multiply(c[0], m0, &low0), high1 = multiply(c[2], m1, &low1);
-        c[0] = _mm256_xor_si256(_mm256_xor_si256(high1, c[1]), _mm256_set1_epi32((int)k0));
-        c[2] = _mm256_xor_si256(_mm256_xor_si256(high0, c[3]), _mm256_set1_epi32((int)k1));
-        c[1] = low1, c[3] = low0;
-        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-    }
-    const __m256i flip = _mm256_set1_epi16((short)0x8000); /* unsigned comparison by signed instructions */
-    __m256i high[3], tied = _mm256_setzero_si256();
-    for (int k = 0; k < 3; k++) high[k] = _mm256_xor_si256(_mm256_set1_epi16((short)r->high[k]), flip);
-    for (int w = 0; w < 4; w++) {
-        __m256i bits = _mm256_xor_si256(c[w], flip), gt[3];
-        for (int k = 0; k < 3; k++) {
-            gt[k] = _mm256_cmpgt_epi16(bits, high[k]);
-            tied = _mm256_or_si256(tied, _mm256_cmpeq_epi16(bits, high[k]));
-        }
-        __m256i first = gt[1], second = _mm256_xor_si256(_mm256_xor_si256(gt[0], gt[1]), gt[2]);
-        __m256i *out = (__m256i *)(mask + 32 * w);
-        _mm256_storeu_si256(out + 0, _mm256_srai_epi32(_mm256_slli_epi32(first, 16), 16));
-        _mm256_storeu_si256(out + 1, _mm256_srai_epi32(_mm256_slli_epi32(second, 16), 16));
-        _mm256_storeu_si256(out + 2, _mm256_srai_epi32(first, 16));
-        _mm256_storeu_si256(out + 3, _mm256_srai_epi32(second, 16));
-    }
-    if (__builtin_expect(!_mm256_testz_si256(tied, tied), 0)) {
-        uint32_t words[4][LANES];
-        for (int w = 0; w < 4; w++) _mm256_storeu_si256((__m256i *)words[w], c[w]);
-        fix_ties(mask, (const uint32_t(*)[LANES])words, chunk, x, r);
-    }
-}
-
-static inline void apply_chunk(float *restrict t, const float *restrict s, const uint32_t *mask, const Rule *r) {
-    const __m256 pull = _mm256_set1_ps(r->pull), keep = _mm256_set1_ps(-r->momentum);
-    const int copy = r->momentum == 0.0f, near = r->pull < 0.5f;
-    for (int i = 0; i < CHUNK; i += LANES) {
-        __m256 old = _mm256_loadu_ps(t + i), new = _mm256_loadu_ps(s + i), gap = _mm256_sub_ps(new, old);
-        if (!copy) new = near ? _mm256_fmadd_ps(pull, gap, old) : _mm256_fmadd_ps(keep, gap, new);
-        _mm256_storeu_ps(t + i, _mm256_blendv_ps(old, new, _mm256_loadu_ps((const float *)(mask + i))));
-    }
-}
-
-#else
-
-static inline void chunk_masks(uint32_t mask[CHUNK], uint64_t chunk, const Tensor *x, const Rule *r) {
-    uint32_t words[4][LANES];
-    for (int lane = 0; lane < LANES; lane++) {
-        uint32_t out[4];
-        philox((uint32_t)(chunk * LANES + lane), x->tags[TAG_NEURON], r->step, r->seed, out);
-        for (int w = 0; w < 4; w++) words[w][lane] = out[w];
-    }
-    for (int w = 0; w < 4; w++)
-        for (int half = 0; half < 2; half++)
-            for (int lane = 0; lane < LANES; lane++) {
-                uint32_t bits = (words[w][lane] >> (16 * half)) & 0xFFFF;
-                uint32_t both = bits > r->high[0], one = bits > r->high[1], none = bits > r->high[2];
-                mask[32 * w + 16 * half + lane] = 0u - one;
-                mask[32 * w + 16 * half + LANES + lane] = 0u - (both ^ one ^ none);
-            }
-    fix_ties(mask, (const uint32_t(*)[LANES])words, chunk, x, r);
-}
-
-static inline void apply_chunk(float *restrict t, const float *restrict s, const uint32_t *mask, const Rule *r) {
-    for (int i = 0; i < CHUNK; i++) t[i] = mask[i] ? lerp(t[i], s[i], r) : t[i];
-}
-
-#endif
 
 /* ---- one tile of one teacher; t and s point to the tile, begin and end are its row-major range in the tensor ---- */
 
 /* Where the weight with this row-major index lies, counted from the tile's first. */
-static inline int64_t address(const Tensor *x, int64_t i, int64_t begin) {
+INLINE int64_t address(const Tensor *x, int64_t i, int64_t begin) {
     if (!x->channels) return i - begin;
     int64_t inside = i % x->row, plane = x->row / x->channels;
     return i - inside + (inside % plane) * x->channels + inside / plane - begin;
 }
 
-/* A chunk in another order than its masks: the last, or one of a channels_last tensor. */
-static void scatter_chunk(float *t, const float *s, const uint32_t *mask, int64_t i, int64_t begin, int64_t end,
-                          const Tensor *x, const Rule *r) {
-    int64_t plane = x->channels ? x->row / x->channels : 1, stride = x->channels ? x->channels : 1;
-    for (int64_t stop = i + CHUNK < end ? i + CHUNK : end; i < stop;) {
-        int64_t a = address(x, i, begin), run = x->channels ? plane - i % plane : stop - i; /* one stride apart */
-        if (run > stop - i) run = stop - i;
-        for (int64_t k = 0; k < run; k++, a += stride, mask++)
-            if (*mask) t[a] = lerp(t[a], s[a], r);
-        i += run;
+/* Weights i .. i + n in mask order, wherever they lie. */
+static void scatter(float *t, const float *s, const uint32_t *mask, int64_t i, int64_t n, int64_t begin,
+                    const Tensor *x, const Rule *r) {
+    int64_t plane = x->channels ? x->row / x->channels : n, stride = x->channels ? x->channels : 1;
+    while (n > 0) {
+        int64_t a = address(x, i, begin), run = x->channels ? plane - i % plane : n; /* one stride apart */
+        if (run > n) run = n;
+        for (int64_t k = 0; k < run; k++, a += stride)
+            if (mask[k]) t[a] = lerp(t[a], s[a], r);
+        i += run, n -= run, mask += run;
     }
 }
 
-static void dense_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
-    uint32_t mask[CHUNK] __attribute__((aligned(32)));
-    for (int64_t i = begin; i < end; i += CHUNK) {
-        chunk_masks(mask, (uint64_t)(i / CHUNK), x, r);
-        if (!x->channels && i + CHUNK <= end)
-            apply_chunk(t + i - begin, s + i - begin, mask, r);
-        else
-            scatter_chunk(t, s, mask, i, begin, end, x, r);
-    }
+/* Neuron, dense: the masks of the 32 weights that word w of a chunk decides, nonzero where updated. */
+static void group_masks(uint32_t mask[GROUP], const uint32_t words[LANES], uint64_t chunk, int w, const Tensor *x,
+                        const Rule *r) {
+    for (int half = 0; half < 2; half++)
+        for (int lane = 0; lane < LANES; lane++) {
+            uint32_t bits = (words[lane] >> (16 * half)) & 0xFFFF, extra[4] = {0}, ge[3];
+            if (bits == r->high[0] || bits == r->high[1] || bits == r->high[2])
+                philox((uint32_t)(2 * (chunk * LANES + lane) + half), x->tags[TAG_TIE], r, extra);
+            for (int k = 0; k < 3; k++)
+                ge[k] = bits > r->high[k] || (bits == r->high[k] && extra[w] >= r->low[k]);
+            mask[16 * half + lane] = ge[1];
+            mask[16 * half + LANES + lane] = ge[0] ^ ge[1] ^ ge[2];
+        }
 }
 
-static void sparse_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
-    uint32_t words[4], position = (uint32_t)(begin / TILE * CALLS_PER_BLOCK);
-    for (int64_t i = begin;;) {
-        philox(position++, x->tags[TAG_GAP], r->step, r->seed, words);
+static void dense_chunk(float *t, const float *s, int64_t i, int64_t begin, int64_t end, const Tensor *x,
+                        const Rule *r) {
+    uint32_t words[4][LANES], mask[CHUNK];
+    words_of_8((uint64_t)(i / CHUNK) * LANES, x->tags[TAG_NEURON], r, words);
+    for (int w = 0; w < 4; w++) group_masks(mask + GROUP * w, words[w], (uint64_t)(i / CHUNK), w, x, r);
+    scatter(t, s, mask, i, end - i < CHUNK ? end - i : CHUNK, begin, x, r);
+}
+
+#if SIMD
+
+enum { COPY, NEAR, FAR }; /* which form of the moving average */
+
+INLINE void apply8(float *t, const float *s, __m256i mask, __m256 factor, int form) {
+    __m256 old = _mm256_loadu_ps(t), new = _mm256_loadu_ps(s);
+    if (form == NEAR) new = _mm256_fmadd_ps(factor, _mm256_sub_ps(new, old), old);
+    if (form == FAR) new = _mm256_fmadd_ps(factor, _mm256_sub_ps(new, old), new);
+    _mm256_storeu_ps(t, _mm256_blendv_ps(old, new, _mm256_castsi256_ps(mask))); /* the lanes' sign bits choose */
+}
+
+/* Whole chunks of row-major weights. */
+INLINE void dense_run(float *t, const float *s, int64_t begin, int64_t n, const Tensor *x, const Rule *r, int form) {
+    const __m256i flip = _mm256_set1_epi16((short)0x8000); /* unsigned comparison by signed instructions */
+    const __m256 factor = _mm256_set1_ps(form == NEAR ? r->pull : -r->momentum);
+    __m256i high[3], words[4];
+    for (int k = 0; k < 3; k++) high[k] = _mm256_xor_si256(_mm256_set1_epi16((short)r->high[k]), flip);
+    for (int64_t i = 0; i < n; i += CHUNK) {
+        uint64_t chunk = (uint64_t)(begin + i) / CHUNK;
+        philox8(chunk * LANES, x->tags[TAG_NEURON], r, words);
         for (int w = 0; w < 4; w++) {
-            uint32_t gap = r->guide[words[w] >> GUIDE_SHIFT];
-            while (gap < NUM_GAPS && words[w] < r->gaps[gap]) gap++;
-            i += gap;
-            if (i >= end) return;
-            if (gap == NUM_GAPS) continue;
-            int64_t a = address(x, i++, begin);
-            t[a] = lerp(t[a], s[a], r);
+            float *tw = t + i + GROUP * w;
+            const float *sw = s + i + GROUP * w;
+            __m256i bits = _mm256_xor_si256(words[w], flip), gt[3], tied = _mm256_cmpeq_epi16(bits, high[0]);
+            for (int k = 0; k < 3; k++) gt[k] = _mm256_cmpgt_epi16(bits, high[k]);
+            for (int k = 1; k < 3; k++) tied = _mm256_or_si256(tied, _mm256_cmpeq_epi16(bits, high[k]));
+            if (__builtin_expect(!_mm256_testz_si256(tied, tied), 0)) {
+                uint32_t mask[GROUP], stored[LANES];
+                _mm256_storeu_si256((__m256i *)stored, words[w]);
+                group_masks(mask, stored, chunk, w, x, r);
+                for (int k = 0; k < GROUP; k++) tw[k] = mask[k] ? lerp(tw[k], sw[k], r) : tw[k];
+                continue;
+            }
+            __m256i second = _mm256_xor_si256(_mm256_xor_si256(gt[0], gt[1]), gt[2]);
+            apply8(tw, sw, _mm256_slli_epi32(gt[1], 16), factor, form);
+            apply8(tw + 8, sw + 8, _mm256_slli_epi32(second, 16), factor, form);
+            apply8(tw + 16, sw + 16, gt[1], factor, form);
+            apply8(tw + 24, sw + 24, second, factor, form);
         }
     }
 }
 
-static void channel_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
-    uint32_t words[4];
-    int64_t drawn = -1;
-    for (int64_t row = begin / x->row; row * x->row < end; row++) {
-        if (row / 4 != drawn) philox((uint32_t)(drawn = row / 4), x->tags[TAG_CHANNEL], r->step, r->seed, words);
-        if (words[row % 4] < r->threshold) continue;
-        int64_t from = row * x->row > begin ? row * x->row : begin;
-        int64_t to = (row + 1) * x->row < end ? (row + 1) * x->row : end;
-        lerp_run(t + from - begin, s + from - begin, to - from, r);
+static void dense_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+    int64_t whole = x->channels ? 0 : (end - begin) / CHUNK * CHUNK;
+    if (r->momentum == 0.0f) dense_run(t, s, begin, whole, x, r, COPY);
+    else if (r->pull < 0.5f) dense_run(t, s, begin, whole, x, r, NEAR);
+    else dense_run(t, s, begin, whole, x, r, FAR);
+    for (int64_t i = begin + whole; i < end; i += CHUNK) dense_chunk(t, s, i, begin, end, x, r);
+}
+
+#else
+
+static void dense_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+    for (int64_t i = begin; i < end; i += CHUNK) dense_chunk(t, s, i, begin, end, x, r);
+}
+
+#endif
+
+/* Neuron, sparse: draw all updated weights of the tile and call for their memory, then update them. */
+static void sparse_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+    uint32_t words[4][LANES], chosen[TILE], count = 0, i = 0, n = (uint32_t)(end - begin);
+    uint64_t position = (uint64_t)(begin / TILE) * CALLS_PER_BLOCK;
+    for (;; position += LANES) {
+        words_of_8(position, x->tags[TAG_GAP], r, words);
+        for (int k = 0; k < 4 * LANES; k++) {
+            uint32_t word = words[k % 4][k / 4], gap = r->guide[word >> GUIDE_SHIFT];
+            while (gap < NUM_GAPS && word < r->gaps[gap]) gap++;
+            i += gap;
+            if (i >= n) goto drawn;
+            if (gap == NUM_GAPS) continue;
+            uint32_t a = (uint32_t)(x->channels ? 0 : i);
+            __builtin_prefetch(t + a, 1);
+            __builtin_prefetch(s + a, 0);
+            chosen[count++] = i++;
+        }
     }
+drawn:
+    for (uint32_t k = 0; k < count; k++) {
+        int64_t a = address(x, begin + chosen[k], begin);
+        t[a] = lerp(t[a], s[a], r);
+    }
+}
+
+/* Which of the 32 rows that eight positions decide are updated: bit k for the group's row k. */
+INLINE uint32_t rows_updated(uint64_t group, const Tensor *x, const Rule *r) {
+    uint32_t words[4][LANES], bits = 0;
+    words_of_8(group * LANES, x->tags[TAG_CHANNEL], r, words);
+    for (int k = 0; k < GROUP; k++) bits |= (uint32_t)(words[k % 4][k / 4] >= r->threshold) << k;
+    return bits;
+}
+
+typedef struct { int64_t from, to; } Run;
+
+/* Runs of adjacent updated rows inside the tile, counted from its first weight. */
+static int find_runs(Run *runs, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+    int count = 0;
+    for (int64_t group = begin / x->row / GROUP; group * GROUP * x->row < end; group++) {
+        for (uint32_t bits = rows_updated((uint64_t)group, x, r); bits; bits &= bits - 1) {
+            int64_t row = group * GROUP + __builtin_ctz(bits), from = row * x->row, to = from + x->row;
+            if (to <= begin) continue;
+            if (from >= end) break;
+            from = from > begin ? from : begin, to = to < end ? to : end;
+            if (count && runs[count - 1].to == from - begin) runs[count - 1].to = to - begin;
+            else runs[count++] = (Run){from - begin, to - begin};
+        }
+    }
+    return count;
+}
+
+static void channel_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+    Run runs[TILE / 2 + 2];
+    int count = find_runs(runs, begin, end, x, r);
+    for (int k = 0; k < count; k++) {
+        if (k + 1 < count) /* the processor's own prefetching does not see the next run coming */
+            for (int64_t i = runs[k + 1].from; i < runs[k + 1].to && i < runs[k + 1].from + AHEAD; i += 16) {
+                __builtin_prefetch(t + i, 1);
+                __builtin_prefetch(s + i, 0);
+            }
+        lerp_run(t + runs[k].from, s + runs[k].from, runs[k].to - runs[k].from, r);
+    }
+}
+
+INLINE int unit_updated(uint64_t tag, const Rule *r) {
+    uint32_t words[4];
+    philox(0, tag, r, words);
+    return words[0] >= r->threshold;
 }
 
 static void update_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
@@ -248,18 +311,18 @@ static void update_tile(float *t, const float *s, int64_t begin, int64_t end, co
 
 static void widen(float *out, const void *in, int64_t n, int64_t type) {
     const uint16_t *bits = in;
-    if (type == BFLOAT16) {
-        for (int64_t i = 0; i < n; i++) ((uint32_t *)out)[i] = (uint32_t)bits[i] << 16;
-    } else {
-        for (int64_t i = 0; i < n; i++) { /* float16: exact, subnormals and NaN included */
-            uint32_t sign = (uint32_t)(bits[i] & 0x8000) << 16, rest = bits[i] & 0x7FFF, value;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t value = (uint32_t)bits[i] << 16; /* bfloat16 */
+        if (type == FLOAT16) { /* exact, subnormals, infinities and NaN included */
+            uint32_t rest = bits[i] & 0x7FFF, shifted = rest << 13;
             float scaled;
-            memcpy(&scaled, &(uint32_t){rest << 13}, 4);
+            memcpy(&scaled, &shifted, 4);
             scaled *= 0x1p112f;
             memcpy(&value, &scaled, 4);
-            if (rest >= 0x7C00) value = (rest << 13) | 0x7F800000;
-            ((uint32_t *)out)[i] = value | sign;
+            if (rest >= 0x7C00) value = shifted | 0x7F800000;
+            value |= (uint32_t)(bits[i] & 0x8000) << 16;
         }
+        memcpy(out + i, &value, 4);
     }
 }
 
