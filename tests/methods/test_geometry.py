@@ -55,7 +55,9 @@ def test_a_picture_too_narrow_for_every_crop_gives_the_largest_central_one() -> 
 
 def test_shift_and_flip_equal_a_reflected_pad_and_crop() -> None:
     images = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).reshape(2, 3, 8, 8)
-    made = shift_flip(images, np.array([[0, 3], [4, 1]]), np.array([True, False]), padding=2)
+    made = shift_flip(
+        images.permute(0, 2, 3, 1), np.array([[0, 3], [4, 1]]), np.array([True, False]), padding=2
+    ).permute(0, 3, 1, 2)
     for row, (top, left) in enumerate([(0, 3), (4, 1)]):
         source = images[row].flip(-1) if row == 0 else images[row]
         padded = torch.nn.functional.pad(source.float()[None], (2, 2, 2, 2), mode="reflect")[0]

@@ -9,10 +9,16 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from sts_methods.draws import uniforms
-from sts_methods.randaugment import POOL, apply_operations_, cutout_, num_draws, strengthen
+from sts_methods.randaugment import POOL, Operations, apply_operations_, cutout_, num_draws, strengthen_
 from sts_methods.views import StrongView
 
 SIZE = 32
+
+
+def batch(reference: ModuleType, num: int) -> torch.Tensor:
+    """uint8 [N, H, W, 3]."""
+    pictures: torch.Tensor = reference.photographs(num, height=SIZE, width=SIZE)
+    return pictures.permute(0, 2, 3, 1).contiguous()
 
 
 def shifted(image: Image.Image, *matrix: float) -> Image.Image:
@@ -45,38 +51,39 @@ def pillow_operation(name: str, image: Image.Image, level: int, sign: int) -> Im
 
 @pytest.mark.parametrize("name", POOL)
 def test_each_operation_is_pillows(reference: ModuleType, name: str) -> None:
-    pictures = reference.photographs(18, height=SIZE, width=SIZE)
+    pictures = batch(reference, 18)
     level, sign = np.tile(np.arange(1, 10), 2), np.repeat([-1, 1], 9)
-    ours = apply_operations_(pictures.clone(), np.full(18, POOL.index(name)), level, sign)
+    ours = apply_operations_(pictures.clone(), Operations(np.full(18, POOL.index(name)), level, sign))
     for row, picture in enumerate(pictures):
-        expected = reference.pixels(pillow_operation(name, reference.pillow(picture), int(level[row]), int(sign[row])))
-        assert np.abs(reference.as_pixels(ours[row]) - expected).max() <= 1
+        image = reference.pillow(picture.numpy())
+        expected = reference.pixels(pillow_operation(name, image, int(level[row]), int(sign[row])))
+        assert np.abs(ours[row].numpy() - expected).max() <= 1
 
 
 def test_each_picture_takes_its_own_operation(reference: ModuleType) -> None:
-    pictures = reference.photographs(len(POOL), height=SIZE, width=SIZE)
-    level, sign = np.full(len(POOL), 5), np.ones(len(POOL), dtype=np.int64)
-    together = apply_operations_(pictures.clone(), np.arange(len(POOL)), level, sign)
+    pictures = batch(reference, len(POOL))
+    operations = Operations(np.arange(len(POOL)), np.full(len(POOL), 5), np.ones(len(POOL), dtype=np.int64))
+    together = apply_operations_(pictures.clone(), operations)
     for row in range(len(POOL)):
-        alone = apply_operations_(pictures[row : row + 1].clone(), np.array([row]), level[:1], sign[:1])
+        alone = apply_operations_(pictures[row : row + 1].clone(), operations[np.array([row])])
         assert torch.equal(together[row], alone[0]), POOL[row]
 
 
 @pytest.mark.parametrize("point", [(0.5, 0.5), (0.0, 0.99), (0.3, 0.1)])
 def test_cutout_paints_the_references_square(reference: ModuleType, point: tuple[float, float]) -> None:
-    picture = reference.photographs(1, height=SIZE, width=SIZE)
+    picture = batch(reference, 1)
     ours = cutout_(picture.clone(), np.array([point]), share=0.5)
     x0, y0 = (int(max(0, SIZE * u - 8)) for u in point)
-    expected = reference.pillow(picture[0])
+    expected = reference.pillow(picture[0].numpy())
     ImageDraw.Draw(expected).rectangle((x0, y0, min(SIZE, x0 + 16), min(SIZE, y0 + 16)), (127, 127, 127))
-    assert np.array_equal(reference.as_pixels(ours[0]), reference.pixels(expected))
+    assert np.array_equal(ours[0].numpy(), reference.pixels(expected))
 
 
 def test_operations_come_as_often_as_they_should() -> None:
     view = StrongView(size=SIZE, cutout=0.0)
-    images = torch.randint(0, 256, (2000, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    images = torch.randint(0, 256, (2000, SIZE, SIZE, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     u = uniforms(seed=0, stream=17, epochs=0, indices=np.arange(len(images)), num=num_draws(view))
-    made = strengthen(images, view, u)
+    made = strengthen_(images.clone(), view, u)
     changed = made.ne(images).flatten(1).sum(dim=1) > 3  # a cutout of side 0 still paints one pixel
     # A draw is applied (½), and visible on noise unless it is the identity or auto-contrast (12/14).
     expected = 1 - (1 - 0.5 * 12 / 14) ** 2

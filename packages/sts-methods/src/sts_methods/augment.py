@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from sts_methods.blur import blur, half_width
-from sts_methods.colour import BoolArray, JitterDraws, grayscale_, jitter_, rows_of, solarise_
-from sts_methods.draws import FloatArray, IntArray, uniforms
+from sts_methods.colour import JitterDraws, grayscale_, jitter_, rows_of, solarise_
+from sts_methods.draws import BoolArray, FloatArray, IntArray, uniforms
 from sts_methods.geometry import CROP_DRAWS, crop_resize, draw_crops, rotate, shift_flip
-from sts_methods.randaugment import num_draws, strengthen
+from sts_methods.randaugment import num_draws, strengthen_
 from sts_methods.sampler import Keys
 from sts_methods.views import CropView, StrongView, View, WeakView
 
@@ -71,8 +71,10 @@ def augment_batch(images: Tensor, view: View, keys: Keys, *, seed: int, stream: 
         return finish_crop_(x, view, draws)
     num = WEAK_DRAWS + (num_draws(view) if isinstance(view, StrongView) else 0)
     u = uniforms(seed=seed, stream=stream, epochs=keys.epochs, indices=keys.indices, num=num)
-    x = weaken(images, view, u)
-    return strengthen(x, view, u[:, WEAK_DRAWS:]) if isinstance(view, StrongView) else x
+    x = weaken(images.permute(0, 2, 3, 1), view, u)
+    if isinstance(view, StrongView):
+        strengthen_(x, view, u[:, WEAK_DRAWS:])
+    return x.permute(0, 3, 1, 2)
 
 
 def finish_crop_(x: Tensor, view: CropView, draws: CropDraws) -> Tensor:
@@ -81,7 +83,8 @@ def finish_crop_(x: Tensor, view: CropView, draws: CropDraws) -> Tensor:
     grayscale_(x, draws.grayscale)
     if (blurred := draws.sigma > 0).any():
         rows = rows_of(blurred, x.device)
-        x[rows] = blur(x[rows], draws.sigma[blurred], half=half_width(view.blur_sigma[1]))
+        half = half_width(view.blur_sigma[1])
+        x.index_copy_(0, rows, blur(x.index_select(0, rows), draws.sigma[blurred], half=half))
     solarise_(x, draws.solarise)
     if draws.erase.any():
         erase_(x, draws.erase, draws.corner, side=view.size // 4)
@@ -89,8 +92,8 @@ def finish_crop_(x: Tensor, view: CropView, draws: CropDraws) -> Tensor:
 
 
 def weaken(images: Tensor, view: WeakView, u: FloatArray) -> Tensor:
-    """Flip and shift, uint8 in and out."""
-    padding = round(view.padding * images.shape[-1])
+    """Flip and shift images [N, H, W, 3]."""
+    padding = round(view.padding * images.shape[1])
     shifts = (u[:, 1:3] * (2 * padding + 1)).astype(np.int64)
     return shift_flip(images, shifts, u[:, 0] < view.flip, padding=padding)
 

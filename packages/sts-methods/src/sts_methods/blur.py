@@ -26,14 +26,19 @@ def box_radius(sigma: FloatArray) -> FloatArray:
 
 def blur_taps(sigma: FloatArray, *, half: int) -> FloatArray:
     """The filters [N, 2·half + 1] of Pillow's Gaussian blur; sigma = 0 gives the identity."""
-    radius = box_radius(sigma)[:, None]
-    reach = half // NUM_BOXES + 1
-    offset = np.abs(np.arange(-reach, reach + 1))[None]
-    box = np.clip(radius - offset + 1.0, 0.0, 1.0)
+    reach = half // NUM_BOXES
+    offset = np.abs(np.arange(-reach, reach + 1))
+    box = np.clip(box_radius(sigma)[:, None] - offset + 1.0, 0.0, 1.0)
     box /= box.sum(axis=1, keepdims=True)
-    taps = np.stack([np.convolve(np.convolve(b, b), b) for b in box])
-    centre = taps.shape[1] // 2
-    return taps[:, centre - half : centre + half + 1]
+    return _convolve(_convolve(box, box), box)
+
+
+def _convolve(a: FloatArray, b: FloatArray) -> FloatArray:
+    """Each row of `a` convolved with that row of `b`."""
+    out = np.zeros((len(a), a.shape[1] + b.shape[1] - 1))
+    for k in range(b.shape[1]):
+        out[:, k : k + a.shape[1]] += a * b[:, k : k + 1]
+    return out
 
 
 def half_width(max_sigma: float) -> int:

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sts_methods.draws import FloatArray, IntArray
-
-BoolArray = npt.NDArray[np.bool_]
+from sts_methods.draws import BoolArray, FloatArray, IntArray
 
 # Row k is the k-th order in which (0 brightness, 1 contrast, 2 saturation, 3 hue) can follow one another.
 ORDERS = np.array(list(permutations(range(4))), dtype=np.int64)
@@ -70,12 +67,18 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
         (green - blue) / safe,
         torch.where(value == green, 2.0 + (blue - red) / safe, 4.0 + (red - green) / safe),
     )
-    steps = (sixths * (255 / 6)).remainder_(255.0).floor_()
-    turned = (steps + (shift[:, :, 0] * 255.0).trunc_()).remainder_(256.0).mul_(6 / 255)
-    offsets = torch.tensor([5.0, 3.0, 1.0], device=x.device)[None, :, None, None]
-    k = (turned[:, None] + offsets).remainder_(6.0)
-    drop = torch.minimum(k, 4.0 - k).clamp_(0, 1)
-    return (value[:, None] - chroma[:, None] * drop).add_(0.5).floor_()
+    # Remainders by comparison: `remainder` costs as much as all the rest.
+    steps = sixths.mul_(255 / 6).floor_()
+    steps = steps.add_((shift[:, :, 0] * 255.0).trunc_()).add_((sixths < 0) * 255.0)
+    steps = torch.where(steps < 0, steps + 256.0, torch.where(steps >= 256.0, steps - 256.0, steps))
+    turned = steps.mul_(6 / 255)
+    made = torch.empty_like(x)
+    for channel, offset in enumerate((5.0, 3.0, 1.0)):
+        k = turned + offset
+        k = torch.where(k >= 6.0, k - 6.0, k)
+        drop = torch.minimum(k, 4.0 - k).clamp_(0, 1)
+        torch.addcmul(value, drop, chroma, value=-1, out=made[:, channel])
+    return made.add_(0.5).floor_()
 
 
 STEPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (brightness, contrast, saturation, hue)
@@ -94,7 +97,8 @@ def jitter_(x: Tensor, draws: JitterDraws) -> Tensor:
             rows = np.flatnonzero(draws.applied & (order[:, place] == step))
             if len(rows):
                 chosen = torch.from_numpy(rows).to(x.device)
-                x[chosen] = function(x[chosen], factors[chosen, step, None, None, None])
+                factor = factors[chosen, step, None, None, None]
+                x.index_copy_(0, chosen, function(x.index_select(0, chosen), factor))
     return x
 
 
@@ -107,7 +111,7 @@ def grayscale_(x: Tensor, mask: BoolArray) -> Tensor:
     """Replace the chosen images by their luma, in place."""
     if mask.any():
         rows = rows_of(mask, x.device)
-        x[rows] = luma(x[rows]).expand(-1, 3, -1, -1)
+        x.index_copy_(0, rows, luma(x.index_select(0, rows)).expand(-1, 3, -1, -1))
     return x
 
 
@@ -115,6 +119,6 @@ def solarise_(x: Tensor, mask: BoolArray) -> Tensor:
     """Invert the values from 128 up in the chosen images, in place."""
     if mask.any():
         rows = rows_of(mask, x.device)
-        chosen = x[rows]
-        x[rows] = torch.where(chosen >= 128, 255 - chosen, chosen)
+        chosen = x.index_select(0, rows)
+        x.index_copy_(0, rows, torch.where(chosen >= 128, 255 - chosen, chosen))
     return x

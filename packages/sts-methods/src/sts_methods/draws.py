@@ -10,6 +10,7 @@ import numpy.typing as npt
 UInt32Array = npt.NDArray[np.uint32]
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 # Streams keep apart what is drawn for different purposes with the same (seed, epoch, index). Views add their number.
 ORDER_STREAM = 0

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sts_methods.draws import FloatArray, IntArray
+from sts_methods.draws import BoolArray, FloatArray, IntArray
 from sts_methods.views import Interpolation, Range
 
 CROP_TRIES = 10  # torchvision, RandomResizedCrop.get_params
@@ -45,9 +45,7 @@ def central_crops(heights: IntArray, widths: IntArray, ratio: Range) -> IntArray
     return np.stack([(heights - h) // 2, (widths - w) // 2, h, w], axis=1)
 
 
-def crop_resize(
-    images: Tensor, boxes: IntArray, flip: np.ndarray, *, size: int, interpolation: Interpolation
-) -> Tensor:
+def crop_resize(images: Tensor, boxes: IntArray, flip: BoolArray, *, size: int, interpolation: Interpolation) -> Tensor:
     """Cut a box out of each image [N, C, H, W], resize it to `size` with antialias, and mirror it where `flip` says.
 
     A separable resize is two small matrix products, out = A·x·Bᵀ with one pair (A, B) per image; mirroring reverses B.
@@ -57,10 +55,11 @@ def crop_resize(
     columns = resize_matrix(box[:, 1], box[:, 3], images.shape[-1], size, interpolation)
     mirrored = torch.from_numpy(flip).to(images.device)[:, None, None]
     columns = torch.where(mirrored, columns.flip(1), columns)
-    x = images.float()
-    n, c, h, _ = x.shape
-    x = torch.bmm(x.reshape(n, c * h, -1), columns.transpose(1, 2)).reshape(n, c, h, size)
-    return torch.matmul(rows[:, None], x).add_(0.5).clamp_(0, 255).floor_()
+    n, c, h, w = images.shape
+    x = images.permute(0, 2, 3, 1).reshape(n, h, w * c).float()
+    x = torch.bmm(rows, x).reshape(n, size, w, c).permute(0, 3, 1, 2).reshape(n, c * size, w)
+    x = torch.bmm(x, columns.transpose(1, 2)).reshape(n, c, size, size)
+    return x.add_(0.5).clamp_(0, 255).floor_()
 
 
 def resize_matrix(start: Tensor, length: Tensor, source: int, size: int, interpolation: Interpolation) -> Tensor:
@@ -92,47 +91,48 @@ def cubic(distance: Tensor) -> Tensor:
     return torch.where(t < 1.0, near, torch.where(t < 2.0, far, torch.zeros_like(t)))
 
 
-def shift_flip(images: Tensor, shifts: IntArray, flip: np.ndarray, *, padding: int) -> Tensor:
-    """Mirror, pad by reflection and cut out at `shifts` [N, 2] in 0..2·padding: flip and padded random crop."""
-    h, w = images.shape[-2:]
-    device = images.device
-    offset = torch.from_numpy(shifts - padding).to(device)
-    rows = _reflect(torch.arange(h, device=device) + offset[:, :1], h)
-    columns = _reflect(torch.arange(w, device=device) + offset[:, 1:], w)
-    columns = torch.where(torch.from_numpy(flip).to(device)[:, None], w - 1 - columns, columns)
-    return gather_pixels(images, (rows * w)[:, :, None] + columns[:, None, :])
+def shift_flip(images: Tensor, shifts: IntArray, flip: BoolArray, *, padding: int) -> Tensor:
+    """Mirror, pad by reflection and cut out at `shifts` [N, 2] in 0..2·padding: flip and padded random crop.
 
-
-def gather_pixels(images: Tensor, positions: Tensor) -> Tensor:
-    """Take from each image [N, C, H, W] the pixels at `positions` [N, h, w], counted row by row: [N, C, h, w].
-
-    Works on the channels_last layout, where a pixel is contiguous and its channels move together.
+    Here and in `move` images are [N, H, W, C]: a pixel is contiguous, and its channels move together.
     """
-    n, c, height, width = images.shape
-    pixels = images.permute(0, 2, 3, 1).reshape(-1, c)
-    base = torch.arange(0, n * height * width, height * width, device=images.device)
-    taken = pixels.index_select(0, (positions + base[:, None, None]).reshape(-1))
-    return taken.reshape(n, *positions.shape[1:], c).permute(0, 3, 1, 2)
+    h, w = images.shape[1:3]
+    rows = _reflect(np.arange(h) + (shifts[:, :1] - padding), h)
+    columns = _reflect(np.arange(w) + (shifts[:, 1:] - padding), w)
+    columns = np.where(flip[:, None], w - 1 - columns, columns)
+    starts = torch.from_numpy(rows * w + (np.arange(len(images)) * h * w)[:, None]).to(images.device)
+    return _gather_pixels(images, starts[:, :, None] + torch.from_numpy(columns).to(images.device)[:, None, :])
+
+
+def _gather_pixels(images: Tensor, positions: Tensor) -> Tensor:
+    """The pixels at `positions` [N, h, w], counted through the whole batch."""
+    taken = images.reshape(-1, images.shape[3]).index_select(0, positions.reshape(-1))
+    return taken.reshape(*positions.shape, images.shape[3])
 
 
 def move(images: Tensor, matrices: FloatArray) -> Tensor:
     """Fill pixel (x, y) from the pixel at ⌊matrix·(x + ½, y + ½, 1)⌋, black outside: Pillow's nearest filter."""
-    h, w = images.shape[-2:]
+    n, h, w, c = images.shape
     matrices = matrices.copy()
     matrices[:, :, 2] += (matrices[:, :, 0] + matrices[:, :, 1]) / 2
     # Like Pillow in 16-bit fixed point, so that pixels on the border of two cells fall to the same side.
-    m = torch.from_numpy(np.floor(matrices * 65536 + 0.5).astype(np.int64)).to(images.device)[..., None, None]
-    y, x = torch.arange(h, device=images.device)[:, None], torch.arange(w, device=images.device)
-    column, row = ((m[:, :, 2] + m[:, :, 1] * y + m[:, :, 0] * x) >> 16).unbind(dim=1)
+    fixed = np.floor(matrices * 65536 + 0.5).astype(np.int32)
+    row_starts = fixed[:, :, 1:2] * np.arange(h, dtype=np.int32) + fixed[:, :, 2:]
+    m = torch.from_numpy(fixed[:, :, 0]).to(images.device)[:, :, None, None]
+    x = torch.arange(w, device=images.device, dtype=torch.int32)
+    column, row = (torch.from_numpy(row_starts).to(images.device)[..., None] + m * x).bitwise_right_shift_(16).unbind(1)
     outside = (column < 0) | (column >= w) | (row < 0) | (row >= h)
-    positions = (row * w + column).masked_fill_(outside, 0)
-    return gather_pixels(images, positions).masked_fill(outside[:, None], 0)
+    base = torch.arange(0, n * h * w, h * w, device=images.device, dtype=torch.int32)
+    positions = (row * w).add_(column).add_(base[:, None, None]).masked_fill_(outside, n * h * w)
+    black = images.new_zeros(1, c)
+    padded = torch.cat([images.reshape(-1, c), black])
+    return padded.index_select(0, positions.reshape(-1)).reshape(n, h, w, c)
 
 
-def _reflect(positions: Tensor, length: int) -> Tensor:
+def _reflect(positions: IntArray, length: int) -> IntArray:
     """Positions outside 0..length-1 mirrored at the border pixel, which is not repeated."""
-    positions = positions.abs()
-    return torch.where(positions >= length, 2 * (length - 1) - positions, positions)
+    positions = np.abs(positions)
+    return np.where(positions >= length, 2 * (length - 1) - positions, positions)
 
 
 def rotate(images: Tensor, degrees: FloatArray) -> Tensor:

@@ -3,16 +3,19 @@
 Values as in kekmodel/FixMatch-pytorch, dataset/randaugment.py (040be3b): two operations are drawn for an image, each is
 applied with probability ½ at a level of 1..9, and a gray square of half the side follows always. Every image of a batch
 has its own operations; images that take the same kind of operation are computed together.
+
+Batches are uint8 [N, H, W, 3]; operations on values work on float planes [n, 3, H, W] of their images.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sts_methods.colour import luma, rows_of, saturation
+from sts_methods.colour import luma, saturation
 from sts_methods.draws import FloatArray, IntArray
 from sts_methods.geometry import move
 from sts_methods.views import StrongView
@@ -21,144 +24,177 @@ POOL = (
     "auto_contrast", "brightness", "colour", "contrast", "equalise", "identity", "posterise", "rotate", "sharpness",
     "shear_x", "shear_y", "solarise", "translate_x", "translate_y",
 )  # fmt: skip
+CODE = {name: code for code, name in enumerate(POOL)}
 NUM_LEVELS = 9  # levels 1..9 of a scale that ends at 10
 GRAY = 127
 DRAWS_PER_OP = 4  # which, whether, level, sign
 
 
+@dataclass(frozen=True)
+class Operations:
+    """One operation for each image, all [N]."""
+
+    code: IntArray
+    """Position in POOL."""
+    level: IntArray
+    """Strength, 1..9."""
+    sign: IntArray
+    """Direction of turns, shears and shifts, -1 or 1."""
+
+    def __getitem__(self, rows: IntArray) -> "Operations":
+        return Operations(self.code[rows], self.level[rows], self.sign[rows])
+
+    @property
+    def enhancement(self) -> FloatArray:
+        """Factor of brightness, colour, contrast and sharpness: .05 + .9·level/10."""
+        factor: FloatArray = 0.05 + 0.9 * self.level / 10
+        return factor
+
+
 def num_draws(view: StrongView) -> int:
-    """Uniform numbers that `strengthen` needs for an image."""
+    """Uniform numbers that `strengthen_` needs for an image."""
     return DRAWS_PER_OP * view.num_ops + 2
 
 
-def strengthen(images: Tensor, view: StrongView, u: FloatArray) -> Tensor:
-    """RandAugment and Cutout of a uint8 batch [N, 3, H, W] from uniforms [N, num_draws(view)]."""
-    x = images.clone(memory_format=torch.channels_last)
+def strengthen_(images: Tensor, view: StrongView, u: FloatArray) -> Tensor:
+    """RandAugment and Cutout from uniforms [N, num_draws(view)], in place."""
     for number in range(view.num_ops):
         which, whether, level, sign = u[:, DRAWS_PER_OP * number : DRAWS_PER_OP * (number + 1)].T
-        operation = (which * len(POOL)).astype(np.int64)
-        operation[whether >= view.op_probability] = POOL.index("identity")
-        apply_operations_(x, operation, (level * NUM_LEVELS).astype(np.int64) + 1, np.where(sign < 0.5, -1, 1))
-    return cutout_(x, u[:, -2:], share=view.cutout)
+        code = np.where(whether < view.op_probability, (which * len(POOL)).astype(np.int64), CODE["identity"])
+        level, sign = (level * NUM_LEVELS).astype(np.int64) + 1, np.where(sign < 0.5, -1, 1)
+        apply_operations_(images, Operations(code, level, sign))
+    return cutout_(images, u[:, -2:], share=view.cutout)
 
 
-def apply_operations_(x: Tensor, operation: IntArray, level: IntArray, sign: IntArray) -> Tensor:
-    """Apply to each image its own operation (a position in POOL) at its own level, in place."""
-    for names, function in GROUPS:
-        chosen = np.isin(operation, [POOL.index(name) for name in names])
-        if chosen.any():
-            rows = rows_of(chosen, x.device)
-            x[rows] = function(x[rows], operation[chosen], level[chosen], sign[chosen])
-    return x
+def apply_operations_(images: Tensor, operations: Operations) -> Tensor:
+    """Apply to each image its own operation, in place."""
+    for members, function in GROUPS:
+        rows = np.flatnonzero(members[operations.code])
+        if len(rows):
+            chosen = torch.from_numpy(rows).to(images.device)
+            images.index_copy_(0, chosen, function(images.index_select(0, chosen), operations[rows]))
+    return images
 
 
-def _column(values: FloatArray | IntArray, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.from_numpy(np.asarray(values)).to(like.device, dtype)[:, None, None, None]
+def _column(values: FloatArray | IntArray, like: Tensor) -> Tensor:
+    """One value per image, ready to combine with a batch."""
+    return torch.from_numpy(values).to(like.device, torch.float32)[:, None, None, None]
 
 
-def _enhancement(level: IntArray) -> FloatArray:
-    """Factor of brightness, colour, contrast and sharpness: .05 + .9·level/10."""
-    factor: FloatArray = 0.05 + 0.9 * level / 10
-    return factor
+def _planes(x: Tensor) -> Tensor:
+    return x.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
-def _tone(x: Tensor, operation: IntArray, level: IntArray, sign: IntArray) -> Tensor:
+def _pixels(planes: Tensor) -> Tensor:
+    return planes.permute(0, 2, 3, 1).to(torch.uint8, memory_format=torch.contiguous_format)
+
+
+def _tone(x: Tensor, operations: Operations) -> Tensor:
     """Brightness f·x, contrast μ + f·(x − μ) and auto-contrast 255·(x − low)/(high − low): all are a·x + b."""
-    values = x.float()
-    factor = _column(_enhancement(level), x)
-    mean = luma(values).mean(dim=(2, 3), keepdim=True).add_(0.5).floor_()
-    low, high = values.amin(dim=(2, 3), keepdim=True), values.amax(dim=(2, 3), keepdim=True)
-    stretch = torch.where(high > low, 255.0 / (high - low).clamp(min=1.0), 1.0)
-    is_contrast = _column(operation == POOL.index("contrast"), x, torch.bool)
-    is_auto = _column(operation == POOL.index("auto_contrast"), x, torch.bool)
-    slope = torch.where(is_auto, stretch, factor)
-    offset = torch.where(is_contrast, mean * (1 - factor), 0.0)
-    offset = torch.where(is_auto & (high > low), -low * stretch, offset)
-    # The tiny shift keeps quotients that are whole numbers from falling below them in float32.
-    return torch.addcmul(offset + 1e-4, values, slope).clamp_(0, 255).to(torch.uint8)
+    values = _planes(x)
+    slope = _column(operations.enhancement, x).repeat(1, 3, 1, 1)
+    offset = torch.zeros_like(slope)
+    contrast, auto = (np.flatnonzero(operations.code == CODE[name]) for name in ("contrast", "auto_contrast"))
+    if len(contrast):
+        chosen = torch.from_numpy(contrast).to(x.device)
+        mean = luma(values.index_select(0, chosen)).mean(dim=(2, 3), keepdim=True).add_(0.5).floor_()
+        offset[chosen] = mean * (1 - slope[chosen])
+    if len(auto):
+        chosen = torch.from_numpy(auto).to(x.device)
+        low, high = values.index_select(0, chosen).flatten(2).aminmax(dim=2)
+        stretch = torch.where(high > low, 255.0 / (high - low).clamp_(min=1.0), 1.0)
+        slope[chosen] = stretch[:, :, None, None]
+        offset[chosen] = torch.where(high > low, -low * stretch, 0.0)[:, :, None, None]
+    # The tiny shift keeps products that should be whole numbers from falling below them in float32.
+    return _pixels(values.mul_(slope).add_(offset + 1e-4).clamp_(0, 255))
 
 
-def _colour(x: Tensor, operation: IntArray, level: IntArray, sign: IntArray) -> Tensor:
-    return saturation(x.float(), _column(_enhancement(level), x)).to(torch.uint8)
+def _colour(x: Tensor, operations: Operations) -> Tensor:
+    return _pixels(saturation(_planes(x), _column(operations.enhancement, x)))
 
 
-def _equalise(x: Tensor, operation: IntArray, level: IntArray, sign: IntArray) -> Tensor:
+def _equalise(x: Tensor, operations: Operations) -> Tensor:
     """Spread the histogram of each channel: v -> (s/2 + #{u < v}) / s, whole numbers, s = (#all − #brightest) / 255."""
-    n, c, h, w = x.shape
-    values = x.reshape(n * c, h * w).long()
+    n, h, w, c = x.shape
+    values = x.permute(0, 3, 1, 2).reshape(n * c, h * w).long()
     counts = torch.zeros(n * c, 256, dtype=torch.long, device=x.device)
     counts.scatter_add_(1, values, torch.ones_like(values))
     step = (h * w - counts.gather(1, values.amax(dim=1, keepdim=True))) // 255
     table = (counts.cumsum(dim=1) - counts + step // 2) // step.clamp(min=1)
     table = torch.where(step > 0, table.clamp_(max=255), torch.arange(256, device=x.device))
-    return table.gather(1, values).to(torch.uint8).reshape(n, c, h, w)
+    return _pixels(table.gather(1, values).reshape(n, c, h, w))
 
 
-def _posterise(x: Tensor, operation: IntArray, level: IntArray, sign: IntArray) -> Tensor:
+def _posterise(x: Tensor, operations: Operations) -> Tensor:
     """Keep the upper 4 + ⌊4·level/10⌋ bits."""
-    bits = 4 + 4 * level // 10
-    return x & _column(256 - (1 << (8 - bits)), x, torch.uint8)
+    kept = 256 - (1 << (4 - 4 * operations.level // 10))
+    return x & _column(kept, x).to(torch.uint8)
 
 
-def _solarise(x: Tensor, operation: IntArray, level: IntArray, sign: IntArray) -> Tensor:
+def _solarise(x: Tensor, operations: Operations) -> Tensor:
     """Invert the values from 256 − ⌊256·level/10⌋ up."""
-    threshold = _column(256 - 256 * level // 10, x, torch.uint8)
+    threshold = _column(256 - 256 * operations.level // 10, x).to(torch.uint8)
     return torch.where(x < threshold, x, 255 - x)
 
 
-def _sharpness(x: Tensor, operation: IntArray, level: IntArray, sign: IntArray) -> Tensor:
+def _sharpness(x: Tensor, operations: Operations) -> Tensor:
     """s + f·(x − s), s smoothed by the 3x3 kernel (1 1 1, 1 5 1, 1 1 1)/13; the border pixels stay."""
-    values = x.float()
+    values = _planes(x)
     smooth = values.clone()
-    boxes = F.avg_pool2d(values, 3, stride=1) * (9 / 13) + values[:, :, 1:-1, 1:-1] * (4 / 13)
-    smooth[:, :, 1:-1, 1:-1] = boxes.add_(0.5).floor_()
-    return torch.lerp(smooth, values, _column(_enhancement(level), x)).add_(1e-4).clamp_(0, 255).to(torch.uint8)
+    boxes = F.avg_pool2d(values, 3, stride=1, divisor_override=1).add_(values[:, :, 1:-1, 1:-1], alpha=4)
+    smooth[:, :, 1:-1, 1:-1] = boxes.div_(13).add_(0.5).floor_()
+    return _pixels(smooth.lerp_(values, _column(operations.enhancement, x)).add_(1e-4).clamp_(0, 255))
 
 
-def affine_matrices(operation: IntArray, level: IntArray, sign: IntArray, *, size: int) -> FloatArray:
+def affine_matrices(operations: Operations, *, size: int) -> FloatArray:
     """[N, 2, 3]: where in the source the pixel (x, y) of the result comes from."""
+    level, sign = operations.level, operations.sign
     rotate, shear_x, shear_y, translate_x, translate_y = (
-        operation == POOL.index(name) for name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+        operations.code == CODE[name] for name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
     )
     angle = np.where(rotate, -np.deg2rad(sign * (30 * level // 10)), 0.0)
     shear = sign * 0.3 * level / 10
     shift = sign * np.trunc(0.3 * level / 10 * size)
-    cos, sin = np.cos(angle), np.sin(angle)
-    centre = size / 2
-    matrices = np.empty((len(operation), 2, 3))
+    cos, sin, centre = np.cos(angle), np.sin(angle), size / 2
+    matrices = np.empty((len(level), 2, 3))
     matrices[:, 0, 0] = matrices[:, 1, 1] = cos
-    matrices[:, 0, 1] = sin + np.where(shear_x, shear, 0.0)
-    matrices[:, 1, 0] = -sin + np.where(shear_y, shear, 0.0)
-    matrices[:, 0, 2] = np.where(rotate, centre * (1 - cos - sin), 0.0) + np.where(translate_x, shift, 0.0)
-    matrices[:, 1, 2] = np.where(rotate, centre * (1 - cos + sin), 0.0) + np.where(translate_y, shift, 0.0)
+    matrices[:, 0, 1] = sin + shear * shear_x
+    matrices[:, 1, 0] = -sin + shear * shear_y
+    matrices[:, 0, 2] = centre * (1 - cos - sin) + shift * translate_x
+    matrices[:, 1, 2] = centre * (1 - cos + sin) + shift * translate_y
     return matrices
 
 
-def _affine(x: Tensor, operation: IntArray, level: IntArray, sign: IntArray) -> Tensor:
+def _affine(x: Tensor, operations: Operations) -> Tensor:
     """Rotate by 30°·level/10, shear by .3·level/10 or shift by .3·level/10 of the side, black outside."""
-    return move(x, affine_matrices(operation, level, sign, size=x.shape[-1]))
+    return move(x, affine_matrices(operations, size=x.shape[1]))
 
 
-GROUPS: tuple[tuple[tuple[str, ...], Callable[[Tensor, IntArray, IntArray, IntArray], Tensor]], ...] = (
-    (("auto_contrast", "brightness", "contrast"), _tone),
-    (("colour",), _colour),
-    (("equalise",), _equalise),
-    (("posterise",), _posterise),
-    (("solarise",), _solarise),
-    (("sharpness",), _sharpness),
-    (("rotate", "shear_x", "shear_y", "translate_x", "translate_y"), _affine),
+def _members(*names: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return np.isin(np.arange(len(POOL)), [CODE[name] for name in names])
+
+
+GROUPS: tuple[tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], Callable[[Tensor, Operations], Tensor]], ...] = (
+    (_members("auto_contrast", "brightness", "contrast"), _tone),
+    (_members("colour"), _colour),
+    (_members("equalise"), _equalise),
+    (_members("posterise"), _posterise),
+    (_members("solarise"), _solarise),
+    (_members("sharpness"), _sharpness),
+    (_members("rotate", "shear_x", "shear_y", "translate_x", "translate_y"), _affine),
 )
 
 
-def cutout_(x: Tensor, u: FloatArray, *, share: float) -> Tensor:
-    """Paint a gray square around a uniform point, cut off at the border, in place.
+def cutout_(images: Tensor, u: FloatArray, *, share: float) -> Tensor:
+    """Paint a gray square around a uniform point (x, y), cut off at the border, in place.
 
     Like the reference's rectangle it includes both ends: 17 pixels for a side of 16.
     """
-    side, size = int(share * x.shape[-1]), x.shape[-1]
-    start = np.maximum(u * size - side / 2, 0).astype(np.int64)
-    first = torch.from_numpy(start).to(x.device)[:, :, None]
-    last = torch.from_numpy(np.minimum(start + side, size)).to(x.device)[:, :, None]
-    position = torch.arange(size, device=x.device)
-    inside = (position >= first) & (position <= last)
-    return x.masked_fill_((inside[:, 1, :, None] & inside[:, 0, None, :])[:, None], GRAY)
+    n, h, w, c = images.shape
+    side = int(share * w)
+    first = np.maximum(u * w - side / 2, 0).astype(np.int64)[:, :, None]
+    inside = (np.arange(w) >= first) & (np.arange(w) <= first + side)
+    columns = torch.from_numpy(np.repeat(inside[:, 0], c, axis=1)).to(images.device)[:, None, :]
+    rows = torch.from_numpy(inside[:, 1]).to(images.device)[:, :, None]
+    images.view(n, h, w * c).masked_fill_(rows & columns, GRAY)
+    return images
