@@ -129,10 +129,11 @@ class DetectionConfig:
     def scaled(self, iterations: int) -> "DetectionConfig":
         """The same schedule stretched to `iterations`: steps at the same fractions, warm-up at most a half."""
         ratio = iterations / self.iterations
+        steps = {round(step * ratio) for step in self.lr_steps}  # very short schedules lose steps to rounding
         return replace(
             self,
             iterations=iterations,
-            lr_steps=tuple(round(step * ratio) for step in self.lr_steps),
+            lr_steps=tuple(sorted(step for step in steps if 0 < step < iterations)),
             warmup_iterations=min(self.warmup_iterations, iterations // 2),
         )
 

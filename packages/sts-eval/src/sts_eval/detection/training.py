@@ -5,11 +5,13 @@ the bit, also across interruptions; on GPUs up to the order in which RoIAlign's 
 """
 
 import hashlib
+import inspect
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,10 +56,7 @@ class DetectionTraining:
         self.checkpoints = CheckpointFolder(folder / "checkpoints", keep=config.keep_checkpoints) if folder else None
         self.fingerprint = fingerprint(detector, config)
         self.optimizer = build_optimizer(detector, config)
-        # No buffers are broadcast: cross-rank batch norm keeps them equal.
-        self.network: nn.Module = (
-            DistributedDataParallel(detector, broadcast_buffers=False) if is_parallel() else detector
-        )
+        self.network: nn.Module = _distribute(detector) if is_parallel() else detector
 
     def run(self, stop: int | None = None) -> int:
         """Train up to iteration `stop` (all of them by default) and return the iteration that training began with."""
@@ -134,6 +133,13 @@ def fingerprint(detector: Detector, config: DetectionConfig) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _distribute(detector: Detector) -> nn.Module:
+    """Average gradients over workers; buffers are not sent, since cross-rank batch norm keeps them equal."""
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # newer torch
+    settings: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(detector, **settings)
 
 
 def _mean_over_ranks(losses: Mapping[str, torch.Tensor]) -> dict[str, float]:
