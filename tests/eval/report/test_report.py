@@ -1,0 +1,278 @@
+"""Reports from run folders: which sections, which numbers, and what happens with damaged input."""
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sts_core.errors import StateError
+from sts_eval.errors import DataError
+from sts_eval.report import build_report, write_report
+from sts_eval.report_blocks import Delta, Report, Table
+from sts_eval.report_figures import thinned
+from sts_eval.report_html import to_html
+from sts_eval.report_markdown import to_markdown
+from sts_eval.report_runs import read_runs
+from sts_eval.report_tables import flattened
+
+MakeRun = Callable[..., Path]
+
+
+class Checker(HTMLParser):
+    """Every element that is opened is closed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attributes)))
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def anchors(report: Report) -> list[str]:
+    return [section.anchor for section in report.sections]
+
+
+def table_of(report: Report, anchor: str) -> Table:
+    section = next(section for section in report.sections if section.anchor == anchor)
+    return next(block for block in section.blocks if isinstance(block, Table))
+
+
+def rows_of(table: Table) -> list[list[str]]:
+    return [[str(value) for value in row] for row in table.rows]
+
+
+def test_a_family_of_runs_has_every_section_it_has_data_for(family: Path) -> None:
+    report = build_report(read_runs([family]))
+    assert anchors(report) == [
+        "runs",
+        "paper",
+        "control",
+        "granularity",
+        "results",
+        "drift",
+        "corruptions",
+        "curves",
+        "config",
+    ]
+
+
+def test_a_sweep_has_a_plane_and_no_curves(sweep: Path) -> None:
+    report = build_report(read_runs([sweep]), against_paper=False)
+    assert anchors(report) == ["runs", "plane", "control", "results", "config"]
+
+
+def test_a_run_with_nothing_but_a_config_gets_a_report_of_that(make_run: MakeRun) -> None:
+    report = build_report(read_runs([make_run("bare", top1=None, metrics=False)]))
+    assert anchors(report) == ["runs"]
+    assert "bare" in to_markdown(report)
+
+
+def test_the_paper_is_left_out_on_request(family: Path) -> None:
+    report = build_report(read_runs([family]), against_paper=False)
+    assert "paper" not in anchors(report)
+    assert "paper" not in " ".join(table_of(report, "granularity").header)
+
+
+def test_the_paper_stands_beside_the_teachers_numbers_and_departures_are_named(family: Path) -> None:
+    report = build_report(read_runs([family]))
+    section = next(section for section in report.sections if section.anchor == "paper")
+    tables = {block.caption.split(" (")[0]: block for block in section.blocks if isinstance(block, Table)}
+    rows = rows_of(tables["STS against TMA"])
+    sts = next(row for row in rows if row[1] == "sts")
+    assert sts[:6] == ["BYOL STS", "sts", "72.7", "72.75", "73.00", "+0.05"]
+    assert sts[-1].startswith("no: ")  # the test's entries do not record their protocol
+    averages = {row[1]: row[3] for row in rows if row[0] == "BYOL TMA"}
+    assert averages == {"tma": "71.50", "tma-matched": "72.25"}  # not one run repeated
+
+
+def test_each_sts_run_stands_beside_the_moving_average_of_equal_pull(family: Path) -> None:
+    rows = rows_of(table_of(build_report(read_runs([family])), "control"))
+    assert rows[0][:2] == ["STS m 0.99, p 0.7 (LW)", "m 0.997"]
+    assert rows[0][-1] == "+0.50"
+    assert len(rows) == 3  # layer, channel, neuron
+
+
+def test_runs_that_differ_in_more_than_their_smoothing_are_no_controls(make_run: MakeRun) -> None:
+    sts, tma = make_run("sts", m=0.99, p=0.7), make_run("tma", m=0.997)
+    config = json.loads((tma / "config.json").read_text())
+    (tma / "config.json").write_text(json.dumps(config | {"epochs": 100}))
+    assert "control" not in anchors(build_report(read_runs([sts, tma])))
+
+
+def test_the_cost_of_granularity_is_the_ratio_of_speeds(family: Path) -> None:
+    table = table_of(build_report(read_runs([family])), "granularity")
+    cost = {row[0]: dict(zip(table.header, row, strict=True)) for row in rows_of(table)}
+    neuron = cost["STS m 0.99, p 0.7 (NW)"]
+    assert neuron["time"].startswith("2.00")
+    assert neuron["time, paper"].startswith("1.82")
+    assert cost["TMA m 0.99"]["time"].startswith("1.00")
+
+
+def test_the_plane_averages_seeds_and_names_the_best_cell(make_run: MakeRun, sweep: Path) -> None:
+    make_run("again", m=0.9, p=0.9, seed=1, top1=79.9, metrics=False)
+    report = build_report(read_runs([sweep]), against_paper=False)
+    markdown = to_markdown(report)
+    assert "74.90" in markdown  # (69.9 + 79.9) / 2
+    assert "Best: 74.90 at p 0.9, m 0.9" in markdown
+
+
+def test_corruptions_are_compared_with_the_moving_average_with_intervals(family: Path) -> None:
+    markdown = to_markdown(build_report(read_runs([family])))
+    assert "sts minus tma" in markdown
+    assert re.search(r"\| gaussian noise \| \+\d\.\d\d \\\[\+?.?\d\.\d\d, \+\d+\.\d\d\\\] \|", markdown)
+    assert "95% intervals by a paired bootstrap" in markdown
+    assert "about 1.5 points better than TMA" in markdown
+
+
+def test_without_outcomes_the_difference_has_no_interval(family: Path) -> None:
+    (family / "sts" / "imagenet-c.npz").unlink()
+    assert "No intervals" in to_markdown(build_report(read_runs([family])))
+
+
+def test_outcomes_of_other_images_are_refused(family: Path) -> None:
+    results = json.loads((family / "sts" / "results.json").read_text())
+    results["entries"][-1]["images"] = "others"
+    (family / "sts" / "results.json").write_text(json.dumps(results))
+    with pytest.raises(DataError, match="must belong to the same images"):
+        build_report(read_runs([family]))
+
+
+def test_config_differences_name_only_what_differs(family: Path) -> None:
+    rows = rows_of(table_of(build_report(read_runs([family])), "config"))
+    assert [row[0] for row in rows] == [
+        "smoothing.momentum",
+        "smoothing.preserve_probability",
+        "smoothing.granularity",
+    ]
+    assert flattened({"a": {"b": 1, "c": {}}, "d": "x"}) == {"a.b": "1", "a.c": "{}", "d": "x"}
+
+
+def test_both_files_are_written_and_the_page_needs_nothing_but_itself(family: Path, tmp_path: Path) -> None:
+    markdown, page = write_report([family], tmp_path / "out")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["report.html", "report.md"]
+    html = page.read_text()
+    checker = Checker()
+    checker.feed(html)
+    assert checker.open == []
+    assert not any(tag in ("script", "link", "img", "iframe") for tag, _ in checker.seen)
+    links = [
+        value for _, attributes in checker.seen for value in (attributes.get("href"), attributes.get("src")) if value
+    ]
+    ids = {attributes.get("id") for _, attributes in checker.seen}
+    assert all(link.startswith("#") and link[1:] in ids for link in links)
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", html)
+    assert markdown.read_text().startswith("# 6 runs")
+
+
+def test_tables_of_the_markdown_have_equally_many_cells_in_each_row(family: Path, tmp_path: Path) -> None:
+    text = write_report([family], tmp_path / "out")[0].read_text()
+    blocks = re.findall(r"(?:^\|.*\|$\n?)+", text, flags=re.MULTILINE)
+    assert len(blocks) > 8
+    for block in blocks:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+def test_names_are_escaped_in_both_formats(make_run: MakeRun) -> None:
+    folder = make_run("plain")
+    name = "<img src=x onerror=alert(1)> *bold* `code` a|b"
+    results = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps(results | {"run": name}))
+    report = build_report(read_runs([folder]))
+    assert "<img" not in to_html(report)
+    markdown = to_markdown(report)
+    assert "\\<img" in markdown
+    assert "\\*bold\\*" in markdown
+
+
+def test_a_yaml_config_is_read_like_json(make_run: MakeRun) -> None:
+    folder = make_run("run", p=0.5)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.yaml").write_text(yaml.safe_dump({"name": "run", "training": config}))
+    smoothing = read_runs([folder])[0].smoothing
+    assert smoothing is not None
+    assert smoothing.preserve_probability == 0.5
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(make_run: MakeRun) -> None:
+    folders = [make_run("a"), make_run("b")]
+    for folder in folders:
+        results = json.loads((folder / "results.json").read_text())
+        (folder / "results.json").write_text(json.dumps(results | {"run": "same"}))
+    assert [run.name for run in read_runs(folders)] == ["a", "b"]
+    assert len(read_runs([folders[0], folders[0]])) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", "{", r"a config must be JSON, .*config.json is not"),
+        ("config.yaml", "a: [", r"a config must be YAML, .*config.yaml is not"),
+        ("config.json", "[1]", r"must hold named values, .* holds list"),
+        ("metrics.jsonl", '{"step": 1}\n{"st\n{"step": 3}\n', r"line 2 of .*metrics.jsonl is not: delete that line"),
+        ("results.json", "{}", "must have the format"),
+    ],
+)
+def test_a_damaged_file_is_named_and_nothing_is_written(
+    make_run: MakeRun, tmp_path: Path, file: str, content: str, message: str
+) -> None:
+    folder = make_run("run")
+    (folder / file).write_text(content)
+    with pytest.raises(StateError, match=message):
+        write_report([folder], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_last_line_cut_short_by_a_kill_is_left_out(make_run: MakeRun) -> None:
+    folder = make_run("run")
+    whole = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(whole + '{"step": 301, "lo')
+    assert len(read_runs([folder])[0].metrics) == len(whole.splitlines())
+
+
+def test_a_folder_without_runs_and_a_missing_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="has none of them"):
+        read_runs([tmp_path])
+    with pytest.raises(StateError, match="a run must be a folder"):
+        read_runs([tmp_path / "nothing"])
+    with pytest.raises(StateError, match="at least one run"):
+        read_runs([])
+
+
+def test_long_records_are_thinned_by_means_that_keep_the_ends_and_the_average() -> None:
+    points = [(float(i), float(i % 7)) for i in range(5001)]
+    short = thinned(points, 100)
+    assert len(short) <= 100
+    assert (short[0], short[-1]) == (points[0], points[-1])
+    assert sum(y for _, y in short) / len(short) == pytest.approx(3.0, abs=0.1)
+    assert thinned(points[:50], 100) == tuple(points[:50])
+
+
+def test_a_difference_is_even_where_its_interval_holds_zero() -> None:
+    assert Delta(0.4, 2, -0.1, 0.9).direction == "even"
+    assert Delta(0.4, 2, 0.1, 0.9).direction == "gain"
+    assert Delta(-0.4).direction == "loss"
+
+
+def test_many_runs_get_eight_colours_and_the_best_of_them(make_run: MakeRun) -> None:
+    from sts_eval.report_figures import colours_of, legend_of
+
+    runs = read_runs([make_run(f"r{i:02}", top1=50.0 + i, metrics=False) for i in range(12)])
+    colours = colours_of(runs)
+    assert [name for name, colour in colours.items() if colour == 0] == ["r00", "r01", "r02", "r03"]
+    assert sorted(colour for colour in colours.values() if colour) == list(range(1, 9))
+    assert legend_of(runs, colours)[-1].name == "4 more runs"
