@@ -25,6 +25,8 @@ def prepare_environment(*, local: bool) -> None:
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         # Workers keep the working directory, so relative data paths mean the same everywhere.
         "RAY_CHDIR_TO_TRIAL_DIR": "0",
+        # The older console of Tune is the one that can be silenced; sweeps print lines of their own.
+        "RAY_AIR_NEW_OUTPUT": "0",
     }
     if local:
         settings |= {

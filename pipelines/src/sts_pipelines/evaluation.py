@@ -17,6 +17,7 @@ from sts_eval import (
     Features,
     RunResults,
     add_entries,
+    classification_accuracy,
     evaluate_checkpoints,
     extract_features,
     few_labels,
@@ -35,28 +36,42 @@ from sts_pipelines.schema import digest, to_dict
 Entries = list[dict[str, Any]]
 
 
-def evaluate_run(folder: Path, pipeline: PipelineConfig, *, device: torch.device) -> RunResults | None:
-    """Do all evaluations of the config that results.json does not hold yet; the results on rank 0, None elsewhere."""
+def evaluate_run(
+    folder: Path,
+    pipeline: PipelineConfig,
+    *,
+    device: torch.device,
+    teacher: str | None = None,
+    results: Path | None = None,
+) -> RunResults | None:
+    """Do all evaluations of the config that results.json does not hold yet; the results on rank 0, None elsewhere.
+
+    `teacher` names one of the bank's, whose results go to the folder `results`; the student is the run's own.
+    """
+    results = results or folder
     if dist.is_initialized():
         dist.barrier()  # rank 0 has saved the networks when all ranks are here
     if not (folder / "teacher.safetensors").is_file():
         raise UsageError(f"{folder} has no finished networks: let sts run finish the training first")
-    evaluator = _Evaluator(folder, pipeline, device)
+    evaluator = _Evaluator(folder, results, pipeline, device, teacher)
     for evaluation in pipeline.evaluation.after_training:
         for network in pipeline.evaluation.networks:
             evaluator.evaluate(evaluation, network)
     if pipeline.training.track_drift and _rank() == 0:
-        add_entries(folder, read_drift(folder, epochs=None).entries(), run=folder.name)
+        add_entries(results, read_drift(folder, epochs=None).entries(), run=results.name)
     if dist.is_initialized():
         dist.barrier()
-    return read_results(folder) if _rank() == 0 and (folder / "results.json").is_file() else None
+    return read_results(results) if _rank() == 0 and (results / "results.json").is_file() else None
 
 
 class _Evaluator:
     """One run under evaluation; features are computed once per network, whoever needs them."""
 
-    def __init__(self, folder: Path, pipeline: PipelineConfig, device: torch.device) -> None:
-        self.folder, self.pipeline, self.device = folder, pipeline, device
+    def __init__(
+        self, folder: Path, results: Path, pipeline: PipelineConfig, device: torch.device, teacher: str | None
+    ) -> None:
+        self.folder, self.results, self.pipeline, self.device = folder, results, pipeline, device
+        self.teacher = teacher
         self.config = pipeline.evaluation
         self._features: dict[str, tuple[Features, Features]] = {}
         self._data: tuple[Any, Any] | None = None
@@ -74,7 +89,8 @@ class _Evaluator:
             return
         entries = [{**entry, "settings": settings} for entry in measure[evaluation](network)]
         if _rank() == 0:
-            add_entries(self.folder, entries, run=self.folder.name)
+            self.results.mkdir(parents=True, exist_ok=True)
+            add_entries(self.results, entries, run=self.results.name)
 
     def _settings(self, evaluation: str) -> str:
         """A digest of what an evaluation depends on."""
@@ -84,8 +100,8 @@ class _Evaluator:
     def _is_done(self, evaluation: str, network: str, settings: str) -> bool:
         """Rank 0 looks and tells the others, who must not disagree."""
         done = [False]
-        if _rank() == 0 and (self.folder / "results.json").is_file():
-            entries = read_results(self.folder).entries
+        if _rank() == 0 and (self.results / "results.json").is_file():
+            entries = read_results(self.results).entries
             wanted = (evaluation, network, settings)
             done = [any((e["evaluation"], e["network"], e.get("settings")) == wanted for e in entries)]
         if dist.is_initialized():
@@ -99,7 +115,8 @@ class _Evaluator:
         return self._data
 
     def _backbone(self, network: str) -> nn.Module:
-        module, _ = load_backbone(self.folder / f"{network}.safetensors")
+        name = f"bank/{self.teacher}" if network == "teacher" and self.teacher else network
+        module, _ = load_backbone(self.folder / f"{name}.safetensors")
         return module.to(self.device)
 
     def _features_of(self, network: str) -> tuple[Features, Features]:
@@ -141,7 +158,10 @@ class _Evaluator:
         method = build_method(training.method, seed=training.seed).to(self.device)
         store = CheckpointStore(self.folder / "checkpoints")
         for step in store.steps()[_rank() :: _world_size()]:
-            method.load_state_dict(read_checkpoint(store.path(step))["method"])
+            state = read_checkpoint(store.path(step))
+            method.load_state_dict(state["method"])
+            if self.teacher is not None:
+                method.teacher.load_state_dict(state["bank"]["teachers"][self.teacher])
             yield step, {network: method.teacher if network == "teacher" else method.student}
 
     def _imagenet_c(self, network: str) -> Entries:
@@ -149,6 +169,26 @@ class _Evaluator:
 
     def _voc(self, network: str) -> Entries:
         raise UsageError("voc is not available yet")
+
+
+def measure_of(pipeline: PipelineConfig, metric: str) -> Callable[[nn.Module], dict[str, float]]:
+    """A function from the method in training to `{metric: value}`, for knn/NETWORK/top1 and few-labels/NETWORK/top1."""
+    evaluation, network, _ = metric.split("/")
+    if evaluation not in ("knn", "few-labels"):
+        raise UsageError(f"a search ranks trials by knn/... or few-labels/..., got {metric}: set sweep.metric to one")
+    train, test = evaluation_data(pipeline.training.data)
+    config = pipeline.evaluation
+
+    def measure(method: Any) -> dict[str, float]:
+        if evaluation == "few-labels":
+            model = method.teacher if network == "teacher" else method.student
+            return {metric: classification_accuracy(model, test, config.features)[1]}
+        backbone = method.backbone(network)
+        known, asked = (extract_features(backbone, split, config.features) for split in (train, test))
+        result = nearest_neighbours(known, asked, config.knn)
+        return {metric: result.top1(config.knn.ks[0], config.knn.temperatures[0])}
+
+    return measure
 
 
 def _gather(records: list[CheckpointAccuracy]) -> list[CheckpointAccuracy]:

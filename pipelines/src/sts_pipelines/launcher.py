@@ -17,7 +17,7 @@ from sts_methods.runtime import LocalRuntime
 from sts_methods.training import fit
 from sts_pipelines.cluster import ray_cluster
 from sts_pipelines.errors import RunError, UsageError
-from sts_pipelines.evaluation import evaluate_run
+from sts_pipelines.evaluation import evaluate_run, measure_of
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, plain_of
 from sts_pipelines.progress import Watcher
 from sts_pipelines.schema import from_dict, to_dict
@@ -31,10 +31,14 @@ class Job:
     label: str
     pipeline: PipelineConfig
     folder: Path
+    bank_folder: Path | None = None
+    """Where the results of the bank's teachers go, one folder for each, if there is a bank."""
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values, which is all that crosses to the workers."""
-        return {"label": self.label, "pipeline": to_dict(self.pipeline), "folder": str(self.folder)}
+        bank = None if self.bank_folder is None else str(self.bank_folder)
+        plain = {"label": self.label, "pipeline": to_dict(self.pipeline), "folder": str(self.folder)}
+        return plain | {"bank_folder": bank}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Job":
@@ -42,6 +46,7 @@ class Job:
             label=plain["label"],
             pipeline=from_dict(PipelineConfig, plain["pipeline"]),
             folder=Path(plain["folder"]),
+            bank_folder=None if plain["bank_folder"] is None else Path(plain["bank_folder"]),
         )
 
 
@@ -51,36 +56,54 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
     Called again after any interruption it goes on where the newest checkpoints are; finished jobs return at once.
     """
     cluster = jobs[0].pipeline.cluster
-    for job in jobs:
-        _write_config(job)
     if cluster.num_workers == 0:
         with run_lock(folder):
             for job in jobs:
+                write_config(job)
                 train_job(job, LocalRuntime(job.folder))
         return
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
     with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):
-        _train_on_ray(jobs, cluster, name=name, folder=folder)
+        train_on_ray(jobs, name=name, folder=folder)
 
 
 def train_job(job: Job, runtime: LocalRuntime) -> None:
     """Train, save the backbones and evaluate: what every rank does for a job, in process or on Ray."""
     fit(job.pipeline.training, runtime)
     evaluate_run(job.folder, job.pipeline, device=runtime.device)
+    if job.bank_folder is not None:
+        for name in job.pipeline.training.bank:
+            results = job.bank_folder / name
+            evaluate_run(job.folder, job.pipeline, device=runtime.device, teacher=name, results=results)
 
 
-def _write_config(job: Job) -> None:
+def write_config(job: Job) -> None:
+    """Leave the resolved config in the run folder, atomically."""
     job.folder.mkdir(parents=True, exist_ok=True)
     partial = job.folder / ".config.yaml.partial"
     partial.write_text(write_yaml(plain_of(job.pipeline)))
     os.replace(partial, job.folder / "config.yaml")
 
 
-def _train_on_ray(jobs: Sequence[Job], cluster: ClusterConfig, *, name: str, folder: Path) -> None:
+def train_on_ray(
+    jobs: Sequence[Job], *, name: str, folder: Path, callbacks: Sequence[Any] = (), measure: str | None = None
+) -> None:
+    """Run the jobs in one Ray Train worker group on the cluster that this process is connected to.
+
+    `measure` names a metric, such as knn/teacher/top1, to be reported to Ray with every checkpoint.
+    """
     import ray.train
     import ray.train.torch
 
-    config = {"jobs": [job.to_plain() for job in jobs], "folder": str(folder), "launch": uuid.uuid4().hex}
+    cluster = jobs[0].pipeline.cluster
+    for job in jobs:
+        write_config(job)
+    config = {
+        "jobs": [job.to_plain() for job in jobs],
+        "folder": str(folder),
+        "launch": uuid.uuid4().hex,
+        "measure": measure,
+    }
     trainer = ray.train.torch.TorchTrainer(
         worker,
         train_loop_config=config,
@@ -88,6 +111,7 @@ def _train_on_ray(jobs: Sequence[Job], cluster: ClusterConfig, *, name: str, fol
         run_config=ray.train.RunConfig(
             name=name,
             storage_path=str(folder.parent),
+            callbacks=list(callbacks),
             failure_config=ray.train.FailureConfig(max_failures=cluster.max_failures),
         ),
     )
@@ -134,7 +158,8 @@ def worker(config: dict[str, Any]) -> dict[str, Any]:
         with run_lock(folder) if holds else contextlib.nullcontext():
             for plain in config["jobs"]:
                 job = Job.from_plain(plain)
-                train_job(job, RayRuntime(job.folder, label=job.label))
+                measure = None if config["measure"] is None else measure_of(job.pipeline, config["measure"])
+                train_job(job, RayRuntime(job.folder, label=job.label, measure=measure))
     except StsError as error:
         note.write_text(json.dumps({"error": str(error)}))
         raise

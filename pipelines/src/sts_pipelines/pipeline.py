@@ -185,6 +185,8 @@ class GridConfig:
     """Train for every cell with p > 0 also its control TMA(m_eff)."""
     metric: str = "knn/teacher/top1"
     """What ranks the trials: the loss of self-supervised training does not."""
+    cells_per_trial: int = 1
+    """Cells that one worker group trains one after the other (grid only): small ones share the workers' start-up."""
     max_concurrent: int | None = None
     """Trials at a time; without it as many as the cluster has room for."""
     one_student: bool = False
@@ -216,6 +218,8 @@ class SweepConfig:
                 f"sweep.one_student needs method.pseudo_labels: student, got {labels}: "
                 "with any other setting the teacher changes what the student learns",
             )
+            schedule = self.pipeline.training.momentum_schedule
+            _require(schedule == "constant", f"sweep.one_student needs momentum_schedule: constant, got {schedule}")
 
 
 Recipe = PipelineConfig | ComparisonConfig | SweepConfig

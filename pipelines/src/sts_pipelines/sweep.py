@@ -1,0 +1,155 @@
+"""Sweeps over (m, p, granularity): Ray Tune decides what runs when, every trial is a Ray Train run of its own.
+
+A trial's folder is named by its cell and is the run folder of an ordinary run. What a sweep has found is read from
+these folders, never from Tune's memory: a killed sweep is resumed by giving the same command, and only cells without
+results are run. That also lets a grid be extended, and does without restoring Tune's schedulers, which forget.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sts_pipelines.cells import Cell, cells_of
+from sts_pipelines.cluster import TRIAL_CPUS, ray_cluster
+from sts_pipelines.errors import RunError
+from sts_pipelines.launcher import Job, train_on_ray
+from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, SweepConfig
+from sts_pipelines.schema import digest, to_dict
+from sts_pipelines.sweep_results import (
+    SWEEP_NAMES,
+    Outcome,
+    check_applied,
+    forget_errors,
+    is_finished,
+    note_errors,
+    outcomes,
+    write_outcomes,
+)
+
+
+def run_sweep(recipe: SweepConfig) -> list[Outcome]:
+    """Run what is missing, then write table, CSV and report; fails at the end if a trial failed."""
+    folder = sweep_folder(recipe)
+    cells = cells_of(recipe)
+    if recipe.sweep.one_student:
+        from sts_pipelines.one_student import train_one_student
+
+        train_one_student(recipe, cells, folder)
+    else:
+        missing = [cell for cell in cells if not is_finished(folder / cell.name)]
+        print(f"{len(cells)} cells, {len(cells) - len(missing)} finished before: {folder}", flush=True)
+        if missing:
+            _tune(recipe, missing, folder)
+    found = outcomes(folder, cells, metric=recipe.sweep.metric)
+    write_outcomes(found, folder, metric=recipe.sweep.metric)
+    failed = [outcome for outcome in found if outcome.error]
+    if failed:
+        names = ", ".join(f"{outcome.cell.name} ({outcome.error})" for outcome in failed[:3])
+        raise RunError(f"{len(failed)} of {len(found)} trials failed: {names}; the same command tries them again")
+    return found
+
+
+def sweep_folder(recipe: SweepConfig) -> Path:
+    """Named by all that the cells share, so that a larger grid finds the cells that are there."""
+    training = replace(recipe.pipeline.training, bank={})
+    ignored = {*SWEEP_NAMES, *_operational()}
+    name = f"{recipe.pipeline.name}-{digest(to_dict(training), ignore=ignored)}"
+    return Path(recipe.pipeline.cluster.storage_path).expanduser().absolute() / name
+
+
+def _operational() -> set[str]:
+    from sts_methods.resume import OPERATIONAL
+
+    return set(OPERATIONAL)
+
+
+def job_of(cell: Cell, pipeline: PipelineConfig, folder: Path) -> Job:
+    """The run of one cell."""
+    return Job(
+        label=cell.name,
+        pipeline=pipeline.with_smoothing(f"{pipeline.name}-{cell.name}", cell.smoothing),
+        folder=folder / cell.name,
+    )
+
+
+def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
+    cluster, grid = recipe.pipeline.cluster, recipe.sweep
+    jobs = {cell.name: job_of(cell, recipe.pipeline, folder).to_plain() for cell in cells}
+    groups = _groups(list(jobs), grid.cells_per_trial if grid.search == "grid" else 1)
+    concurrent = grid.max_concurrent or _room({"CPU": os.cpu_count() or 1}, cluster)
+    with ray_cluster(cluster, num_cpus=concurrent * (cluster.num_workers * cluster.cpus_per_worker + TRIAL_CPUS)):
+        import ray
+        from ray import tune
+
+        from sts_pipelines.tune_callbacks import Narrator, asha
+
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # failures are told once, at the end
+        if cluster.address is not None:
+            concurrent = grid.max_concurrent or _room(ray.cluster_resources(), cluster)
+        space = {"jobs": tune.grid_search([[jobs[name] for name in group] for group in groups])}
+        tuner = tune.Tuner(
+            tune.with_resources(trial_of(recipe), {"CPU": TRIAL_CPUS}),
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                metric=grid.metric,
+                mode="max",
+                max_concurrent_trials=concurrent,
+                scheduler=asha(recipe) if grid.search == "asha" else None,
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                name="tune", storage_path=str(folder), verbose=0, callbacks=[Narrator(folder, len(groups))]
+            ),
+        )
+        tuner.fit()
+
+
+def _groups(names: Sequence[str], size: int) -> list[list[str]]:
+    return [list(names[start : start + size]) for start in range(0, len(names), size)]
+
+
+def _room(resources: Mapping[str, float], cluster: ClusterConfig) -> int:
+    """How many trials fit on a machine or a cluster at a time."""
+    rooms = [resources.get("CPU", 1.0) / (cluster.num_workers * cluster.cpus_per_worker)]
+    if cluster.use_gpu:
+        rooms.append(resources.get("GPU", cluster.num_workers) / cluster.num_workers)
+    return max(1, int(min(rooms)))
+
+
+def trial_of(recipe: SweepConfig) -> Callable[[dict[str, Any]], None]:
+    """What a Tune trial does: it computes nothing itself, but launches workers, waits, checks and reports."""
+    metric = recipe.sweep.metric
+    searching = recipe.sweep.search == "asha"
+
+    def trial(config: dict[str, Any]) -> None:
+        from ray import tune
+        from ray.tune.integration.ray_train import TuneReportCallback
+
+        jobs = [Job.from_plain(plain) for plain in config["jobs"]]
+        forget_errors(jobs)
+        try:
+            callbacks = [TuneReportCallback()] if searching else []
+            measure = metric if searching else None
+            train_on_ray(jobs, name=jobs[0].label, folder=jobs[0].folder, callbacks=callbacks, measure=measure)
+        except Exception as error:
+            note_errors(jobs, str(error))
+            raise
+        for job in jobs:
+            check_applied(job)
+        values = [outcomes(job.folder.parent, [_cell(job)], metric=metric)[0].value for job in jobs]
+        tune.report({metric: max(value or 0.0 for value in values), "step": _last_step(jobs[-1])})
+
+    return trial
+
+
+def _cell(job: Job) -> Cell:
+    return Cell(smoothing=job.pipeline.training.smoothing)
+
+
+def _last_step(job: Job) -> int:
+    lines = (job.folder / "metrics.jsonl").read_text().splitlines()
+    return int(json.loads(lines[-1])["step"])
