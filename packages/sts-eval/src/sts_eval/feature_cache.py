@@ -70,7 +70,7 @@ class FeatureStore:
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """All rows, on every rank: those of other ranks are still zero here, so the sum over ranks completes them."""
-        for rows in self.values.split(4096):  # bounded messages
+        for rows in torch.split(self.values, 4096):  # bounded messages
             parallel.sum_across_ranks_(rows)
         return self.values, parallel.sum_across_ranks_(self.labels)
 

@@ -55,7 +55,7 @@ class ParallelHeads:
         logits = F.linear(features, self.parameters["weight"], self.parameters["bias"])
         if self.statistics:
             logits = self._normalise(logits, training_count or 0, training_count is not None)
-        return logits.unflatten(1, (self.num_heads, self.num_classes))
+        return logits.view(len(features), self.num_heads, self.num_classes)
 
     def step(self, features: Tensor, labels: Tensor, *, count: int, rate_factor: float) -> None:
         """One step of SGD on this process's share [B, D] of a batch of `count` samples.

@@ -57,7 +57,7 @@ class CachedFeatures(TrainingFeatures):
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, int]]:
         order = self.rows[torch.from_numpy(epoch_order(self.num_rows, self.config.seed, epoch))]
-        for batch in order.split(self.config.batch_size):
+        for batch in torch.split(order, self.config.batch_size):
             mine = batch[parallel.rank() :: parallel.world_size()]
             yield self.data.values[mine], self.data.labels[mine], len(batch)
 

@@ -43,7 +43,7 @@ def percent_correct(heads: ParallelHeads, data: Features, ks: Sequence[int]) -> 
     device = heads.rates.device
     correct = torch.zeros(heads.num_heads, len(ks), dtype=torch.int64)
     rows = torch.arange(parallel.rank(), len(data), parallel.world_size())
-    for part in rows.split(EVALUATION_ROWS):
+    for part in torch.split(rows, EVALUATION_ROWS):
         logits, labels = heads(data.values[part].to(device)), data.labels[part].to(device)
         correct += torch.stack([count_correct(logits[:, g], labels, ks) for g in range(heads.num_heads)]).cpu()
     return 100.0 * parallel.sum_across_ranks_(correct).double() / len(data)
@@ -81,8 +81,8 @@ def _identity(config: LinearProbeConfig) -> str:
 def _save(heads: ParallelHeads, run: ProbeRun, config: LinearProbeConfig, state_file: Path | None) -> None:
     if state_file is None or parallel.rank() != 0:
         return
-    state = {"config": _identity(config), "heads": heads.state_dict()}
-    state |= {"epochs": run.epochs, "accuracies": run.accuracies}
+    measured = {"epochs": run.epochs, "accuracies": run.accuracies}
+    state = {"config": _identity(config), "heads": heads.state_dict(), **measured}
     buffer = io.BytesIO()
     torch.save(state, buffer)
     write_atomically(state_file, buffer.getvalue())

@@ -105,7 +105,7 @@ def class_names(dataset: Any) -> tuple[str, ...] | None:
 def labels_of(dataset: Any) -> Tensor | None:
     """All labels, where the dataset or the one it wraps lists them, so that no image need be decoded."""
     targets = getattr(dataset, "targets", None)
-    if isinstance(targets, Sequence | Tensor) and len(targets) == len(dataset):
+    if targets is not None and len(targets) == len(dataset):
         return torch.as_tensor(targets, dtype=torch.int64)
     inner = getattr(dataset, "dataset", None)
     found = None if inner is None else labels_of(inner)
