@@ -32,7 +32,8 @@ def batched(pictures: torch.Tensor, step: int, factors: tuple[float, ...]) -> li
 def one_by_one(pictures: torch.Tensor, step: int, factors: tuple[float, ...]) -> list[IntArray]:
     made = [x.permute(1, 2, 0).numpy().copy() for x in pictures]
     for picture, factor in zip(made, factors, strict=True):
-        host.jitter_(picture, [step], [factor] * 4)
+        row = np.full((1, 4), factor)
+        host.jitter_(picture, [step], host.colour_matrices(row)[0], int(factor * 255) % 256)
     return [picture.astype(np.int64) for picture in made]
 
 
@@ -91,7 +92,7 @@ def test_blur_is_pillows_within_three_levels(reference: ModuleType, pictures: to
     for row, picture in enumerate(pictures):
         expected = reference.pixels(reference.blur(reference.pillow(picture), sigma))
         single = reference.as_pixels(picture).astype(np.uint8)
-        host.blur_(single, sigma)
+        host.blur_(single, blur_taps(np.array([sigma]), half=half_width(sigma))[0], reach=half_width(sigma))
         for made in (reference.as_pixels(ours[row]), reference.as_pixels(single)):
             # At the border Pillow repeats the edge before each of its three passes, we before the first.
             assert np.abs(made - expected)[6:-6, 6:-6].max() <= 3

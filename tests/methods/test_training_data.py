@@ -83,6 +83,14 @@ def test_seed_epoch_and_view_all_change_the_views() -> None:
     pytest.fail("no image of the first batch came back in the second epoch")
 
 
+@pytest.mark.parametrize("recipe", ["byol", "dino"])
+def test_batched_and_picture_by_picture_views_agree_up_to_rounding(recipe: str) -> None:
+    (one,) = step(build(digits(recipe, device_augmentation=False)), 3)
+    (two,) = step(build(digits(recipe, device_augmentation=True)), 3)
+    for a, b in zip(one.views, two.views, strict=True):
+        assert (a - b).abs().mean() * 0.376 * 255 < 0.6
+
+
 def test_views_are_normalised_floats_in_channels_last_order() -> None:
     for recipe in ("byol", "fixmatch"):
         (batch,) = step(build(digits(recipe)), 0)

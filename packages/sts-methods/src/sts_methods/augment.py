@@ -45,11 +45,12 @@ def draw_crop_view(
     u = u[:, CROP_DRAWS:]
     reach = np.array([view.brightness, view.contrast, view.saturation, view.hue])
     factors = np.array([1.0, 1.0, 1.0, 0.0]) + (2.0 * u[:, 3:7] - 1.0) * reach
+    active = tuple(np.flatnonzero(reach).tolist())
     low, high = view.blur_sigma
     return CropDraws(
         boxes=boxes,
         flip=u[:, 0] < view.flip,
-        jitter=JitterDraws(u[:, 1] < view.jitter, (u[:, 2] * 24).astype(np.int64), np.maximum(factors, [0, 0, 0, -1])),
+        jitter=JitterDraws(u[:, 1] < view.jitter, (u[:, 2] * 24).astype(np.int64), factors, active),
         grayscale=u[:, 7] < view.grayscale,
         sigma=np.where(u[:, 8] < view.blur, low + (high - low) * u[:, 9], 0.0),
         solarise=u[:, 10] < view.solarise,
@@ -62,13 +63,8 @@ def draw_crop_view(
 def augment_batch(images: Tensor, view: View, keys: Keys, *, seed: int, stream: int) -> Tensor:
     """One view of each image of a uint8 batch [N, 3, H, W], as whole numbers 0..255 (uint8 or float32)."""
     if isinstance(view, CropView):
-        heights, widths = (np.full(len(keys), side, dtype=np.int64) for side in images.shape[-2:])
-        draws = draw_crop_view(view, keys, seed=seed, stream=stream, heights=heights, widths=widths)
-        x = images
-        if view.rotation:
-            x = rotate(x, draws.rotation)
-        x = crop_resize(x, draws.boxes, draws.flip, size=view.size, interpolation=view.interpolation)
-        return finish_crop_(x, view, draws)
+        x, draws = crop_batch(images, view, keys, seed=seed, stream=stream)
+        return finish_crops_(x, view, draws)
     num = WEAK_DRAWS + (num_draws(view) if isinstance(view, StrongView) else 0)
     u = uniforms(seed=seed, stream=stream, epochs=keys.epochs, indices=keys.indices, num=num)
     x = weaken(images.permute(0, 2, 3, 1), view, u)
@@ -77,7 +73,15 @@ def augment_batch(images: Tensor, view: View, keys: Keys, *, seed: int, stream: 
     return x.permute(0, 3, 1, 2)
 
 
-def finish_crop_(x: Tensor, view: CropView, draws: CropDraws) -> Tensor:
+def crop_batch(images: Tensor, view: CropView, keys: Keys, *, seed: int, stream: int) -> tuple[Tensor, CropDraws]:
+    """The crop of each image [N, 3, H, W], turned and mirrored as drawn, and all draws of the view."""
+    heights, widths = (np.full(len(keys), side, dtype=np.int64) for side in images.shape[-2:])
+    draws = draw_crop_view(view, keys, seed=seed, stream=stream, heights=heights, widths=widths)
+    x = rotate(images, draws.rotation) if view.rotation else images
+    return crop_resize(x, draws.boxes, draws.flip, size=view.size, interpolation=view.interpolation), draws
+
+
+def finish_crops_(x: Tensor, view: CropView, draws: CropDraws) -> Tensor:
     """Everything after the crop, batched: colour jitter, grayscale, blur, solarise, erase."""
     jitter_(x, draws.jitter)
     grayscale_(x, draws.grayscale)

@@ -27,6 +27,8 @@ class JitterDraws:
     """Row of ORDERS."""
     factors: FloatArray
     """[N, 4]: factors of brightness, contrast and saturation, and the hue shift."""
+    active: tuple[int, ...] = (0, 1, 2, 3)
+    """The steps that do anything; digits have no colour to change."""
 
 
 def luma(x: Tensor) -> Tensor:
@@ -93,12 +95,12 @@ def jitter_(x: Tensor, draws: JitterDraws) -> Tensor:
     factors = torch.from_numpy(draws.factors).to(x.device, torch.float32)
     order = ORDERS[draws.order]
     for place in range(4):
-        for step, function in enumerate(STEPS):
+        for step in draws.active:
             rows = np.flatnonzero(draws.applied & (order[:, place] == step))
             if len(rows):
                 chosen = torch.from_numpy(rows).to(x.device)
                 factor = factors[chosen, step, None, None, None]
-                x.index_copy_(0, chosen, function(x.index_select(0, chosen), factor))
+                x.index_copy_(0, chosen, STEPS[step](x.index_select(0, chosen), factor))
     return x
 
 

@@ -184,11 +184,11 @@ def _feed(
     config: DataConfig, source: Source, split: LabelSplit | None, seed: int, device: torch.device
 ) -> ArrayFeed | FileFeed:
     views = config.views()
+    on_device = device.type != "cpu" if config.device_augmentation is None else config.device_augmentation
     if isinstance(source, ImageArrays):
         if any(isinstance(view, WeakView) for view in views):
             source = source.resized(config.image_size)
-        return ArrayFeed(source, views, seed=seed, device=device)
-    on_device = device.type != "cpu" if config.device_augmentation is None else config.device_augmentation
+        return ArrayFeed(source, views, seed=seed, device=device, on_device=on_device or device.type != "cpu")
     return FileFeed(
         source, views, seed=seed, device=device, num_workers=config.num_workers, skip=config.on_error == "skip",
         on_device=on_device, labelled_set=None if split is None else split.indices,

@@ -1,0 +1,145 @@
+"""Whole views against the references' own transforms: step by step with equal parameters, and in distribution."""
+
+import os
+import random
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFilter
+from scipy.stats import ks_2samp
+from torchvision import transforms
+
+from sts_methods import host
+from sts_methods.augment import CropDraws, augment_batch, crop_batch, draw_crop_view
+from sts_methods.colour import ORDERS
+from sts_methods.draws import FloatArray
+from sts_methods.sampler import Keys
+from sts_methods.views import CropView, two_views
+
+SIZE = 64
+
+
+def keys_of(num: int) -> Keys:
+    return Keys(np.arange(num), np.zeros(num, dtype=np.int64))
+
+
+def draws_of(view: CropView, pictures: torch.Tensor, seed: int = 0) -> CropDraws:
+    heights, widths = (np.full(len(pictures), side) for side in pictures.shape[2:])
+    return draw_crop_view(view, keys_of(len(pictures)), seed=seed, stream=16, heights=heights, widths=widths)
+
+
+def reference_view(
+    reference: ModuleType, picture: torch.Tensor, view: CropView, draws: CropDraws, row: int
+) -> FloatArray:
+    """The view by Pillow and torchvision in the order of main_moco.py, with our parameters."""
+    image = reference.crop_resize(reference.pillow(picture), draws.boxes[row], view.size, view.interpolation)
+    if draws.jitter.applied[row]:
+        image = reference.jitter(image, ORDERS[draws.jitter.order[row]], draws.jitter.factors[row])
+    if draws.grayscale[row]:
+        image = image.convert("L").convert("RGB")
+    if draws.sigma[row] > 0:
+        image = reference.blur(image, float(draws.sigma[row]))
+    if draws.flip[row]:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.asarray(image).astype(np.float64)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_whole_chain_is_the_references_within_point_six_levels(reference: ModuleType, batched: bool) -> None:
+    view = two_views(recipe="moco", image_size=SIZE)[0]
+    pictures = reference.photographs(32)
+    draws = draws_of(view, pictures)
+    if batched:
+        ours = augment_batch(pictures, view, keys_of(32), seed=0, stream=16).permute(0, 2, 3, 1).numpy()
+    else:
+        crops, _ = crop_batch(pictures, view, keys_of(32), seed=0, stream=16)
+        ours = crops.permute(0, 2, 3, 1).to(torch.uint8).contiguous().numpy()
+        host.finish_crops_(ours, view, draws)
+    distance = [
+        np.abs(ours[row] - reference_view(reference, pictures[row], view, draws, row)).mean() for row in range(32)
+    ]
+    assert np.mean(distance) <= 0.6
+
+
+def statistics(view: FloatArray) -> list[float]:
+    """A dozen numbers that describe a picture [H, W, 3]: level, spread, colour, detail and place."""
+    gray = view @ [0.299, 0.587, 0.114]
+    chroma = view.max(axis=2) - view.min(axis=2)
+    half = view.shape[1] // 2
+    return [
+        *view.mean(axis=(0, 1)), *view.std(axis=(0, 1)), chroma.mean(), chroma.std(),
+        np.abs(np.diff(gray, axis=0)).mean(), np.abs(np.diff(gray, axis=1)).mean(),
+        gray[:, :half].mean() - gray[:, half:].mean(), (gray > 250).mean(),
+    ]  # fmt: skip
+
+
+class PillowBlur:
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
+
+
+def moco_transform() -> transforms.Compose:
+    """MoCo v2's augmentation (main_moco.py, --aug-plus) without the normalisation."""
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(SIZE, scale=(0.2, 1.0)),
+            transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+            transforms.RandomGrayscale(p=0.2),
+            transforms.RandomApply([PillowBlur()], p=0.5),
+            transforms.RandomHorizontalFlip(),
+        ]
+    )
+
+
+def sources(reference: ModuleType, num: int) -> torch.Tensor:
+    """Real photographs when STS_DATA points to them, else made-up ones; [num, 3, 128, 128]."""
+    archive = Path(os.environ.get("STS_DATA", "/nonexistent")) / "imagenette128_subset.tar"
+    if not archive.is_file():
+        made: torch.Tensor = reference.photographs(num, height=128, width=128)
+        return made
+    with tarfile.open(archive) as tar:
+        names = sorted(name for name in tar.getnames() if name.endswith((".jpg", ".JPEG", ".jpeg")))[: num * 3 : 3]
+        images = [Image.open(tar.extractfile(name)).convert("RGB").resize((128, 128)) for name in names]  # type: ignore[arg-type]
+    return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2)
+
+
+def reference_statistics(pictures: torch.Tensor, rounds: int, seed: int) -> FloatArray:
+    random.seed(seed)
+    transform = moco_transform()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        images = [Image.fromarray(x.permute(1, 2, 0).contiguous().numpy()) for x in pictures]
+        views = [transform(image) for _ in range(rounds) for image in images]
+    return np.array([statistics(np.asarray(view).astype(np.float64)) for view in views])
+
+
+def our_statistics(pictures: torch.Tensor, rounds: int, view: CropView) -> FloatArray:
+    made = []
+    for epoch in range(rounds):
+        keys = Keys(np.arange(len(pictures)), np.full(len(pictures), epoch))
+        crops, draws = crop_batch(pictures, view, keys, seed=1, stream=16)
+        views = crops.permute(0, 2, 3, 1).to(torch.uint8).contiguous().numpy()
+        host.finish_crops_(views, view, draws)
+        made += [statistics(x.astype(np.float64)) for x in views]
+    return np.array(made)
+
+
+def smallest_p(one: FloatArray, two: FloatArray) -> float:
+    return min(float(ks_2samp(one[:, k], two[:, k]).pvalue) for k in range(one.shape[1]))
+
+
+@pytest.mark.slow
+def test_views_are_distributed_as_the_references(reference: ModuleType) -> None:
+    """Two-sample Kolmogorov-Smirnov tests of twelve statistics, corrected for their number."""
+    pictures, rounds = sources(reference, 100), 20
+    theirs = reference_statistics(pictures, rounds, seed=1)
+    threshold = 0.01 / theirs.shape[1]
+    view = two_views(recipe="moco", image_size=SIZE)[0]
+    assert smallest_p(our_statistics(pictures, rounds, view), theirs) > threshold
+    assert smallest_p(reference_statistics(pictures, rounds, seed=2), theirs) > threshold, "the control must pass"
+    weaker = CropView(size=SIZE, blur=0.2)
+    assert smallest_p(our_statistics(pictures, rounds, weaker), theirs) < threshold, "the test must see less blur"
