@@ -129,6 +129,12 @@ def test_networks_that_are_no_bottleneck_resnet_for_large_images_are_refused():
         infer_shape(trunk_state(cifar))
 
 
+def test_features_are_compared_in_full_precision_whatever_the_backbone_is_kept_in(detector):
+    backbone = narrow()
+    load_trunk_(detector, trunk_state(backbone))
+    assert compare_features(backbone.double(), detector) == 0.0
+
+
 def test_the_backbone_is_left_as_it_was(detector):
     backbone = narrow().train()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}

@@ -63,6 +63,16 @@ def test_a_sample_depends_on_its_key_alone():
     assert not torch.equal(draws[0], draws[2])
 
 
+def test_pooling_reads_features_where_the_box_is_and_not_half_a_pixel_beside_it():
+    # A feature that grows by one per column: at coordinate x of the image it is x / 16 − 1/2, linear in between.
+    ramp = torch.arange(20.0).expand(1, 1, 20, 20)
+    box = torch.tensor([[40.0, 60.0, 200.0, 180.0]])
+    pooled = build().roi_heads.box_roi_pool({"c4": ramp}, [box], None)
+    assert pooled.shape == (1, 1, 14, 14)
+    columns = (40 + (torch.arange(14) + 0.5) * 160 / 14) / 16 - 0.5
+    assert torch.allclose(pooled[0, 0, 0], columns, atol=1e-4)
+
+
 def test_losses_are_a_function_of_samples_and_weights(samples):
     detector = build().train()
     torch.manual_seed(1)

@@ -20,6 +20,7 @@ from sts_eval.detection.samples import TrainingVisits
 from sts_eval.detection.synthetic import NARROW_SHAPE, narrow_config, write_synthetic_voc
 from sts_eval.detection.training import DetectionTraining
 from sts_eval.results import check_entry
+from sts_eval.source import Backbone
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +192,9 @@ def test_two_workers_train_the_weights_of_one_and_agree_on_the_result(tmp_path):
 def test_twenty_iterations_lower_the_loss_and_the_result_names_its_conditions(tree, tmp_path):
     config = tiny_config(tree, iterations=20, train_sizes=(96,), horizontal_flip=False)
     metrics = []
-    result = detection_transfer(narrow_backbone(), config, folder=tmp_path, on_metrics=metrics.append)
+    manifest = {"backbone": "narrow", "method": "byol", "network": "teacher", "step": 7}
+    source = Backbone(narrow_backbone(), manifest)
+    result = detection_transfer(source, config, folder=tmp_path, on_metrics=metrics.append)
     losses = [entry["loss"] for entry in metrics]
     assert len(losses) == 20
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
@@ -199,7 +202,7 @@ def test_twenty_iterations_lower_the_loss_and_the_result_names_its_conditions(tr
     assert {"torch", "torchvision", "python"} <= result.versions.keys()
     assert result.dataset == {"voc_2007_trainval": 4, "voc_2007_test": 4}
     assert result.schedule.startswith("20 iterations of 2 images, learning rate 0.02")
-    assert result.initialisation.startswith("BottleneckResNet with weights of sha256 ")
+    assert result.initialisation.startswith("narrow, method byol, network teacher, step 7, sha256 ")
     assert result.matched_tensors == 318
     assert result.feature_difference == 0.0
     assert not result.comparable_with_paper

@@ -15,6 +15,7 @@ from sts_eval.corruptions import (
     evaluate_cell,
     merge_cells,
 )
+from sts_eval.detection import DetectionConfig, DetectionResult, detection_transfer
 from sts_eval.dynamics import DriftCurve, DriftRecord, drift_curve, read_drift, smoothing_effect, teacher_dynamics
 from sts_eval.errors import CheckpointError, DataError
 from sts_eval.features import FeatureConfig, Features, extract_features
@@ -48,6 +49,8 @@ __all__ = [
     "CorruptionDifference",
     "CorruptionResult",
     "DataError",
+    "DetectionConfig",
+    "DetectionResult",
     "DriftCurve",
     "DriftRecord",
     "FeatureConfig",
@@ -69,6 +72,7 @@ __all__ = [
     "compare_with_paper",
     "comparison_table",
     "corruption_robustness",
+    "detection_transfer",
     "drift_curve",
     "evaluate_cell",
     "evaluate_checkpoints",

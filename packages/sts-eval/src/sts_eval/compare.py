@@ -139,6 +139,8 @@ def _entry_obstacles(row: PaperRow, run: RunResults, entry: Mapping[str, Any]) -
         found += protocol_obstacles(str(run.conditions.get("method")), entry)
     if row.evaluation == "voc" and entry.get("backend") != "detectron2":
         found.append(f"backend {entry.get('backend')} instead of detectron2")
+    elif row.evaluation == "voc":
+        found += entry.get("not_comparable", [])  # what detection_transfer says of its own data and schedule
     return found
 
 

@@ -11,6 +11,7 @@ layers, and the features must then be equal.
     bnN, downsample.0, .1           bnN, downsample.0, .1                  convN.norm, shortcut, shortcut.norm
 """
 
+import copy
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -138,22 +139,14 @@ def _check_names(expected: set[str], found: set[str]) -> None:
 
 
 def _stage_outputs(backbone: nn.Module, image: torch.Tensor) -> list[torch.Tensor]:
-    """What layer1 ... layer4 give when `backbone` runs as it is, in evaluation mode and on its device."""
-    prefix = _trunk_prefix(backbone)
+    """What layer1 ... layer4 give when the ResNet inside `backbone` runs in evaluation mode.
+
+    A copy runs, in float32 on the CPU: the backbone is left alone, and a GPU's shorter floats do not blur the numbers.
+    """
+    trunk = copy.deepcopy(backbone.get_submodule(_trunk_prefix(backbone).rstrip("."))).float().cpu().eval()
     outputs: list[torch.Tensor] = []
-
-    def keep(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
-        outputs.append(output.detach().float().cpu())
-
-    hooks = [backbone.get_submodule(f"{prefix}layer{stage}").register_forward_hook(keep) for stage in range(1, 5)]
-    modes = {module: module.training for module in backbone.modules()}
-    parameter = next(backbone.parameters())
-    try:
-        with torch.no_grad():
-            backbone.eval()(image.to(parameter.device, parameter.dtype))
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
+    for stage in range(1, 5):
+        trunk.get_submodule(f"layer{stage}").register_forward_hook(lambda *call: outputs.append(call[-1]))
+    with torch.no_grad():
+        trunk(image)
     return outputs

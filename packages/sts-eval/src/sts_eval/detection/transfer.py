@@ -22,6 +22,7 @@ from sts_eval.detection.training import DetectionTraining, Metrics
 from sts_eval.detection.voc import VocSplit, read_voc_split
 from sts_eval.parallel import is_parallel, rank, world_size
 from sts_eval.results import write_atomically
+from sts_eval.source import Backbone, load_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ class DetectionResult:
 
 
 def detection_transfer(
-    backbone: nn.Module,
+    backbone: nn.Module | Backbone | str | Path,
     config: DetectionConfig,
     *,
     initialisation: str | None = None,
@@ -87,19 +88,21 @@ def detection_transfer(
 ) -> DetectionResult:
     """Fine-tune a detector that starts from `backbone`, score it and say what the scores depend on.
 
-    `backbone` is a bottleneck ResNet of torchvision or timm, or a module that holds one; it is left as it is. Where
-    torch.distributed is initialised (torchrun, Ray Train) every worker calls this, and all get the same result.
-    `folder`, which all workers must see, receives checkpoints, metrics.jsonl and result.json; a call with the same
-    arguments goes on where an interrupted one stopped. `initialisation` names the weights in the result.
+    `backbone` is a bottleneck ResNet of torchvision or timm, a module that holds one, a saved backbone's path or a timm
+    name; it is left as it is. Where torch.distributed is initialised (torchrun, Ray Train) every worker calls this, and
+    all get the same result. `folder`, which all workers must see, receives checkpoints, metrics.jsonl and result.json;
+    a call with the same arguments goes on where an interrupted one stopped. `initialisation` names the weights in the
+    result.
     """
     require_backend(config.backend)
     splits = [read_voc_split(config.data_root, name) for name in config.train_splits]
     test = read_voc_split(config.data_root, config.test_split)
-    state = trunk_state(backbone)
+    source = backbone if isinstance(backbone, Backbone) else load_source(backbone)
+    state = trunk_state(source.module)
     shape = infer_shape(state)
     detector = build_detector(config, shape)
     matched = load_trunk_(detector, state)
-    difference = compare_features(backbone, detector)
+    difference = compare_features(source.module, detector)
     detector.to(_device(device))
     visits = TrainingVisits([image for split in splits for image in split.images], config)
     root = None if folder is None else Path(folder)
@@ -112,7 +115,7 @@ def detection_transfer(
         versions=versions(config.backend),
         dataset={split.name: len(split.images) for split in (*splits, test)},
         schedule=_describe_schedule(config),
-        initialisation=initialisation or _describe_weights(backbone, state),
+        initialisation=initialisation or _describe_weights(source, state),
         matched_tensors=matched,
         feature_difference=difference,
         num_workers=world_size(),
@@ -172,9 +175,11 @@ def _describe_schedule(config: DetectionConfig) -> str:
     )
 
 
-def _describe_weights(backbone: nn.Module, state: Mapping[str, torch.Tensor]) -> str:
+def _describe_weights(source: Backbone, state: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         digest.update(name.encode())
         digest.update(tensor.float().contiguous().numpy().tobytes())
-    return f"{type(backbone).__name__} with weights of sha256 {digest.hexdigest()[:16]}"
+    known = [f"{key} {source.manifest[key]}" for key in ("method", "network", "step") if key in source.manifest]
+    name = str(source.manifest.get("backbone", type(source.module).__name__))
+    return ", ".join([name, *known, f"sha256 {digest.hexdigest()[:16]}"])
