@@ -80,7 +80,7 @@ def _describe(state: dict[str, Any]) -> list[str]:
     return [
         f"  method: {config['method']['name']}, backbone {config['method'].get('backbone', '?')}",
         f"  step: {meta['step']:,} (epoch {meta['epoch']:.2f}), written by {meta['world_size']} workers",
-        f"  smoothing: m={smoothing['momentum']}, p={smoothing['preserve_probability']}, by {smoothing['granularity']}, "
+        f"  smoothing: m={smoothing['momentum']}, p={smoothing['preserve_probability']}, {smoothing['granularity']}s, "
         f"schedule {config['momentum_schedule']}; last applied {applied}",
         f"  teacher's buffers: {smoothing['buffers']}",
         f"  networks: {_networks(state['method'])}",

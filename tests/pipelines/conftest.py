@@ -1,0 +1,62 @@
+"""One Ray cluster per test session, on loopback, and pipelines small enough for tests."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sts_pipelines.catalog import CATALOG
+from sts_pipelines.cluster import prepare_environment
+from sts_pipelines.pipeline import ClusterConfig, PipelineConfig
+
+os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+prepare_environment(local=True)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A cluster with three logical CPUs: two for workers and some room for trials that only wait."""
+    import ray
+
+    session = tempfile.mkdtemp(prefix="r", dir="/tmp")
+    ray.init(
+        num_cpus=3,
+        include_dashboard=True,  # without it stopped trials never free their resources
+        dashboard_host="127.0.0.1",
+        object_store_memory=128 << 20,
+        _temp_dir=session,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    yield
+    ray.shutdown()
+    shutil.rmtree(session, ignore_errors=True)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[..., PipelineConfig]:
+    """A pipeline of the catalog cut down to a second or two: tiny("byol-digits-sts", steps=6)."""
+
+    def build(name: str, *, num_workers: int = 0, storage: Path = tmp_path, **changes: Any) -> PipelineConfig:
+        pipeline = CATALOG[name].build()
+        assert isinstance(pipeline, PipelineConfig)
+        data = replace(pipeline.training.data, image_size=8)
+        settings: dict[str, Any] = {"steps": 6, "epochs": None, "checkpoint_every_steps": 2, "log_every_steps": 1}
+        settings |= {"verify_ranks_every_steps": 2, "data": data, "on_collapse": "warn"} | changes
+        training = replace(pipeline.training, **settings)
+        cluster = replace(
+            pipeline.cluster, num_workers=num_workers, use_gpu=False, cpus_per_worker=1.0, storage_path=str(storage)
+        )
+        return replace(pipeline, training=training, cluster=cluster)
+
+    return build
+
+
+@pytest.fixture
+def two_workers() -> ClusterConfig:
+    return ClusterConfig(num_workers=2, use_gpu=False)

@@ -1,0 +1,126 @@
+"""The catalog: every name of the design is there, complete, typed, and survives the way to YAML and back."""
+
+import re
+
+import pytest
+
+from sts_core import SmoothingConfig
+from sts_pipelines.catalog import CATALOG
+from sts_pipelines.main import build_parser, split_overrides
+from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig, SweepConfig, base_of, plain_of
+from sts_pipelines.resolve import read_recipe, resolve
+from sts_pipelines.schema import from_dict, to_dict
+from sts_pipelines.yaml_text import read_yaml, write_yaml
+
+DESIGNED = {
+    "quickstart",
+    "byol-imagenet-drift",
+    *(f"{method}-imagenet-200ep-{kind}" for method in ("moco", "byol") for kind in ("none", "se", "tma", "sts")),
+    "byol-imagenet-p-by-m",
+    "byol-imagenet-granularity",
+    "byol-imagenet-300ep-sts",
+    "byol-imagenet-1000ep-sts",
+    *(f"fixmatch-cifar10-{labels}-{kind}" for labels in (20, 40, 250, 4000) for kind in ("tma", "sts", "p-by-m")),
+    *(f"fixmatch-cifar100-{labels}-{kind}" for labels in (200, 400, 2500, 10000) for kind in ("tma", "sts", "p-by-m")),
+    *(
+        f"{method}-{data}-{kind}"
+        for method in ("byol", "moco", "fixmatch")
+        for data in ("digits", "cifar10")
+        for kind in ("none", "se", "tma", "sts")
+    ),
+    *(f"byol-{data}-{sweep}" for data in ("digits", "cifar10") for sweep in ("p-by-m", "granularity")),
+    "fixmatch-digits-p-by-m",
+}
+
+
+def test_every_name_of_the_design_is_in_the_catalog() -> None:
+    assert set(CATALOG) >= DESIGNED
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_an_entry_survives_plain_and_yaml(name: str) -> None:
+    recipe = CATALOG[name].build()
+    assert base_of(recipe).name == name
+    assert from_dict(type(recipe), to_dict(recipe)) == recipe
+    assert read_recipe(read_yaml(write_yaml(plain_of(recipe)))) == recipe
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_an_entry_tells_command_hardware_time_and_expectation(name: str) -> None:
+    entry = CATALOG[name]
+    for word in (f"sts {entry.verb} {name}", "Hardware:", "Expect"):
+        assert word in entry.description
+    assert re.search(r"Time:|Hours:", entry.description)
+    assert entry.paper
+    assert entry.hardware
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_the_command_of_an_entry_resolves(name: str) -> None:
+    _, parsers = build_parser()
+    command = next(line for line in CATALOG[name].description.splitlines() if line.strip().startswith("sts "))
+    words = command.split()
+    own, overrides = split_overrides(words[2:], parsers[words[1]])
+    recipe = resolve(own[0], overrides)
+    expected = {"run": (PipelineConfig, ComparisonConfig), "sweep": (SweepConfig,)}[words[1]]
+    assert isinstance(recipe, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "p"),
+    [
+        ("byol-imagenet-200ep-none", 0.0, 0.0),
+        ("byol-imagenet-200ep-tma", 0.99, 0.0),
+        ("byol-imagenet-200ep-se", 0.0, 0.999),
+        ("byol-imagenet-200ep-sts", 0.99, 0.7),
+        ("moco-imagenet-200ep-tma", 0.999, 0.0),
+        ("moco-imagenet-200ep-sts", 0.999, 0.5),
+        ("fixmatch-cifar10-40-tma", 0.999, 0.0),
+        ("fixmatch-cifar100-400-sts", 0.999, 0.5),
+    ],
+)
+def test_the_paper_s_teachers_have_the_paper_s_numbers(name: str, m: float, p: float) -> None:
+    smoothing = base_of(CATALOG[name].build()).training.smoothing
+    assert (smoothing.momentum, smoothing.preserve_probability) == (m, p)
+    assert smoothing.granularity == "layer"
+
+
+def test_teachers_treat_buffers_as_their_methods_do() -> None:
+    for name in CATALOG:
+        training = base_of(CATALOG[name].build()).training
+        expected = "copy" if training.data.recipe == "fixmatch" else "keep"
+        assert training.smoothing.buffers == expected, name
+
+
+def test_quickstart_compares_four_teachers_under_equal_conditions() -> None:
+    recipe = CATALOG["quickstart"].build()
+    assert isinstance(recipe, ComparisonConfig)
+    assert list(recipe.variants) == ["none", "tma", "se", "sts"]
+    assert recipe.pipeline.cluster.num_workers == 2
+    others = {str(to_dict(p.training) | {"smoothing": None}) for p in recipe.pipelines.values()}
+    assert len(others) == 1
+
+
+def test_the_p_by_m_sweep_has_the_paper_s_grid() -> None:
+    recipe = CATALOG["byol-imagenet-p-by-m"].build()
+    assert isinstance(recipe, SweepConfig)
+    assert recipe.sweep.momenta == (0.0, 0.9, 0.99, 0.999)
+    assert recipe.sweep.preserve_probabilities == (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999)
+
+
+def test_a_run_name_changes_with_what_decides_the_weights_and_with_nothing_else() -> None:
+    def name(*flags: str) -> str:
+        recipe = resolve("byol-digits-sts", flags)
+        assert isinstance(recipe, PipelineConfig)
+        return recipe.run_name
+
+    same = [["--data.num-workers", "3"], ["--log-every-steps", "1"], ["--cluster.num-workers", "4"]]
+    other = [["--seed", "1"], ["--smoothing.momentum", "0.8"], ["--optimizer.lr", "0.3"], ["--steps", "9"]]
+    assert {name(*flags) for flags in same} == {name()}
+    assert len({name(*flags) for flags in other} | {name()}) == 5
+
+
+def test_a_smoothing_is_typed_and_not_a_dict() -> None:
+    recipe = resolve("quickstart", ["--variants.sts.momentum", "0.5"])
+    assert isinstance(recipe, ComparisonConfig)
+    assert recipe.variants["sts"] == SmoothingConfig(momentum=0.5, preserve_probability=0.7, buffers="keep")

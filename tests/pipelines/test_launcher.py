@@ -1,0 +1,168 @@
+"""Running pipelines in process: training, evaluation, resume, and every way in which a run folder can be wrong."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sts_eval import read_results
+from sts_methods.checkpoint import read_checkpoint
+from sts_pipelines.doctor import examine
+from sts_pipelines.errors import UsageError
+from sts_pipelines.launcher import Job, launch, run_lock
+from sts_pipelines.main import main
+from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig
+from sts_pipelines.running import evaluate_folder, jobs_of, run_recipe
+
+Tiny = Callable[..., PipelineConfig]
+
+
+def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = read_checkpoint(folder / "checkpoints" / f"step-{step:08d}")["method"]
+    return state
+
+
+def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def run(pipeline: PipelineConfig) -> Path:
+    launch(jobs_of(pipeline), name=pipeline.run_name, folder=pipeline.folder)
+    return pipeline.folder
+
+
+def test_a_run_leaves_config_metrics_networks_and_results(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = tiny("byol-digits-sts")
+    run_recipe(pipeline)
+    folder = pipeline.folder
+    for name in ("config.yaml", "metrics.jsonl", "teacher.safetensors", "student.safetensors", "report/report.html"):
+        assert (folder / name).is_file(), name
+    entries = read_results(folder).entries
+    assert {(e["evaluation"], e["network"]) for e in entries} == {
+        (evaluation, network) for evaluation in ("linear", "knn") for network in ("teacher", "student")
+    }
+    assert "linear teacher" in capsys.readouterr().out
+
+
+def test_the_config_of_a_run_folder_runs_again(tiny: Tiny, tmp_path: Path) -> None:
+    from sts_pipelines.resolve import resolve
+
+    pipeline = tiny("moco-digits-tma", steps=2)
+    folder = run(pipeline)
+    assert resolve(str(folder / "config.yaml")) == pipeline
+
+
+def test_a_finished_run_returns_at_once_and_evaluates_nothing_twice(tiny: Tiny) -> None:
+    pipeline = tiny("fixmatch-digits-sts", steps=4)
+    folder = run(pipeline)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("state.pt")}
+    results = (folder / "results.json").stat().st_mtime_ns
+    run(pipeline)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("state.pt")} == before
+    assert (folder / "results.json").stat().st_mtime_ns == results
+
+
+def test_a_comparison_trains_each_variant_in_a_folder_of_its_own(tiny: Tiny) -> None:
+    base = tiny("byol-digits-sts", steps=2)
+    variants = {name: replace(base.training.smoothing, momentum=m) for name, m in (("slow", 0.9), ("fast", 0.1))}
+    recipe = ComparisonConfig(pipeline=base, variants=variants)
+    launch(jobs_of(recipe), name=recipe.run_name, folder=recipe.folder)
+    for name, smoothing in variants.items():
+        config = json.loads((recipe.folder / name / "config.json").read_text())
+        assert config["smoothing"]["momentum"] == smoothing.momentum
+        assert (recipe.folder / name / "results.json").is_file()
+
+
+def test_a_damaged_newest_checkpoint_costs_steps_and_not_the_run(tiny: Tiny) -> None:
+    pipeline = tiny("moco-digits-sts")
+    folder = run(pipeline)
+    expected = weights(folder, 6)
+    state = folder / "checkpoints" / "step-00000006" / "state.pt"
+    state.write_bytes(state.read_bytes()[:-100])
+    text, healthy = examine(str(folder))
+    assert healthy
+    assert "the newest checkpoint is damaged: it would go on from step 4" in text
+    with pytest.warns(UserWarning, match="skipped a damaged checkpoint"):
+        run(pipeline)
+    assert same_bits(weights(folder, 6), expected)
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_earlier_checkpoints(tiny: Tiny, tmp_path: Path) -> None:
+    pipeline = tiny("byol-digits-sts", steps=8)
+    reference = run(tiny("byol-digits-sts", steps=8, storage=tmp_path / "reference"))
+    flags = ["--steps", "8", "--checkpoint-every-steps", "2", "--log-every-steps", "1", "--data.image-size", "8"]
+    flags += ["--cluster.num-workers", "0", "--cluster.storage-path", str(tmp_path), "--cluster.use-gpu", "false"]
+
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    command = [sys.executable, "-m", "sts_pipelines.main", "run", "byol-digits-sts", *flags]
+    finished = subprocess.run(
+        command, capture_output=True, text=True, check=False, preexec_fn=small_files, env=os.environ
+    )
+    assert finished.returncode == 2
+    last = finished.stderr.strip().splitlines()[-1]
+    assert last.startswith("sts: cannot write checkpoint")
+    assert "free some space" in last
+    assert main(command[3:]) == 0
+    (folder,) = (path for path in tmp_path.iterdir() if path.name.startswith("byol-digits-sts"))
+    assert folder.name == pipeline.run_name
+    assert same_bits(weights(folder, 8), weights(reference, 8))
+
+
+def test_two_writers_of_one_folder_are_kept_apart(tmp_path: Path) -> None:
+    with run_lock(tmp_path), pytest.raises(UsageError, match="another run"), run_lock(tmp_path, patience_seconds=0.3):
+        pass
+    with run_lock(tmp_path, patience_seconds=0.3):
+        assert (tmp_path / ".lock").is_file()
+
+
+def test_evaluate_adds_what_is_missing_and_refuses_to_change_the_training(tiny: Tiny) -> None:
+    pipeline = tiny("byol-digits-tma", steps=2)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
+    folder = run(pipeline)
+    evaluate_folder(str(folder), ["--evaluation.after-training", "linear", "--evaluation.networks", "teacher"])
+    found = {(e["evaluation"], e["network"]) for e in read_results(folder).entries}
+    assert found == {("knn", "teacher"), ("knn", "student"), ("linear", "teacher")}
+    with pytest.raises(UsageError, match="a finished training cannot be changed"):
+        evaluate_folder(str(folder), ["--smoothing.momentum", "0.1"])
+
+
+def test_export_writes_a_backbone_that_another_library_reads(tiny: Tiny, tmp_path: Path) -> None:
+    pipeline = tiny("byol-digits-tma", steps=1)
+    method = replace(pipeline.training.method, backbone="resnet10t", stem="imagenet")
+    pipeline = replace(pipeline, training=replace(pipeline.training, method=method))
+    folder = run(pipeline)
+    output = tmp_path / "teacher-for-timm.safetensors"
+    assert main(["export", str(folder), "--to", "timm", "--output", str(output)]) == 0
+    assert output.is_file()
+
+
+def test_the_doctor_tells_what_a_run_is(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run(tiny("fixmatch-digits-sts", steps=4))
+    assert main(["doctor", str(folder)]) == 0
+    text = capsys.readouterr().out
+    for part in ("method: fixmatch", "step: 4", "m=0.95, p=0.5", "buffers: copy", "intact", "label split: "):
+        assert part in text, part
+    assert main(["doctor", str(folder / "checkpoints" / "step-00000004")]) == 0
+    assert main(["doctor", str(folder / "teacher.safetensors")]) == 0
+    (folder / "teacher.safetensors").write_bytes(b"torn")
+    assert main(["doctor", str(folder / "teacher.safetensors")]) == 1
+    for state in folder.rglob("state.pt"):
+        state.write_bytes(b"torn")
+    assert main(["doctor", str(folder)]) == 1
+    assert "NOT RESUMABLE" in capsys.readouterr().out
+
+
+def test_jobs_cross_to_workers_as_plain_values(tiny: Tiny, tmp_path: Path) -> None:
+    job = Job(label="x", pipeline=tiny("byol-digits-sts"), folder=tmp_path, bank_folder=tmp_path / "bank")
+    assert Job.from_plain(json.loads(json.dumps(job.to_plain()))) == job

@@ -1,0 +1,130 @@
+"""The command line: quick where it must be, one line and exit code 2 for every mistake."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sts_pipelines.main import build_parser, main
+from sts_pipelines.verbs import VERBS
+
+
+def run_isolated(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run sts in a process of its own and report which heavy modules it imported."""
+    code = (
+        "import sys; from sts_pipelines.main import main; code = main(sys.argv[1:]);"
+        "print('HEAVY', sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'ray', 'numpy', 'timm'})); sys.exit(code)"
+    )
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["--help"], ["run", "--help"], ["list", "byol-*", "--json"]])
+def test_listing_and_help_import_neither_torch_nor_ray(arguments: list[str]) -> None:
+    finished = run_isolated(*arguments)
+    assert finished.returncode == 0
+    assert "HEAVY []" in finished.stdout
+
+
+def test_the_list_shows_name_paper_hardware_and_hours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["NAME", "PAPER", "HARDWARE", "HOURS"]
+    row = next(line for line in lines if line.startswith("moco-imagenet-200ep-sts"))
+    assert "effect of STS" in row
+    assert "8 GPUs" in row
+    assert "53" in row
+
+
+def test_the_list_can_be_filtered_and_read_by_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "fixmatch-cifar10-40-*", "--json"]) == 0
+    names = [entry["name"] for entry in json.loads(capsys.readouterr().out)]
+    assert names == ["fixmatch-cifar10-40-tma", "fixmatch-cifar10-40-sts", "fixmatch-cifar10-40-p-by-m"]
+
+
+def test_show_prints_a_config_that_show_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "byol-digits-sts", "--smoothing.momentum", "0.5", "--name=mine"]) == 0
+    first = capsys.readouterr().out
+    (tmp_path / "mine.yaml").write_text(first)
+    assert main(["show", str(tmp_path / "mine.yaml")]) == 0
+    assert capsys.readouterr().out == first
+    assert "momentum: 0.5" in first
+
+
+def test_show_lists_every_flag_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "moco-digits-sts", "--flags"]) == 0
+    text = capsys.readouterr().out
+    assert "--method.queue-size  (1024)\n    Number of keys kept as negatives." in text
+    assert "--cluster.num-workers" in text
+    assert "--evaluation.linear.epochs" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "quickstar"], "did you mean quickstart?"),
+        (["run", "nothing-like-it.yaml"], "cannot be read"),
+        (["run", "byol-digits-sts", "--smoothing.momentm", "0.9"], "did you mean smoothing.momentum?"),
+        (["run", "byol-digits-sts", "--smoothing.momentum", "1.5"], "must be in [0, 1]"),
+        (["run", "byol-digits-sts", "--seed", "x", "--steps", "y"], "2 problems"),
+        (["run", "byol-digits-sts", "--momentum", "0.9"], "did you mean smoothing.momentum or optimizer.momentum"),
+        (["run", "byol-digits-sts", "--global-batch-size", "127"], "divisible by workers"),
+        (["run", "byol-digits-p-by-m"], "sts sweep byol-digits-p-by-m"),
+        (["sweep", "byol-digits-sts"], "sts run byol-digits-sts"),
+        (["run", "quickstart", "--smoothing.momentum", "0.9"], "variants.NAME.momentum"),
+        (["sweep", "byol-digits-p-by-m", "--sweep.one-student", "true"], "pseudo_labels: student"),
+        (["evaluate", "/nowhere"], "not a run folder"),
+        (["report", "/nowhere"], "/nowhere"),
+        (["doctor", "/nowhere"], "does not exist"),
+        (["export", "/nowhere", "--to", "timm", "--output", "x.safetensors"], "has no teacher.safetensors"),
+        (["list", "zzz*"], "no pipeline matches"),
+        (["lst"], "invalid choice: 'lst'"),
+        (["run"], "required: pipeline"),
+        ([], "required: VERB"),
+        (["doctor", "--deep", "x"], "unrecognized arguments: --deep"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_broken_yaml_file_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.yaml").write_text("kind: pipeline\nname: [")
+    assert main(["run", str(tmp_path / "mine.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert "mine.yaml is not valid YAML" in error
+    assert error.count("\n") == 1
+
+
+def test_an_internal_mistake_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sts_pipelines.verbs.list_.run", lambda arguments, overrides: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["list"])
+
+
+def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(arguments: object, overrides: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sts_pipelines.verbs.list_.run", interrupt)
+    assert main(["list"]) == 130
+    assert "the same command continues" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_every_example_of_a_verb_parses(verb: object) -> None:
+    from sts_pipelines.main import split_overrides
+
+    _, parsers = build_parser()
+    for line in verb.module.EXAMPLES.splitlines():  # type: ignore[attr-defined]
+        words = line.partition(">")[0].replace("'", "").split()
+        assert words[:2] == ["sts", verb.name]  # type: ignore[attr-defined]
+        own, _ = split_overrides(words[2:], parsers[words[1]])
+        assert parsers[words[1]].parse_args(own) is not None

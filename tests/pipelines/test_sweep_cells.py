@@ -1,0 +1,134 @@
+"""Which teachers a sweep visits, and the check that each of them was trained with the values it was sampled with."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sts_core import cosine_momentum
+from sts_pipelines.catalog import CATALOG
+from sts_pipelines.cells import cells_of
+from sts_pipelines.errors import TrialError
+from sts_pipelines.launcher import Job
+from sts_pipelines.pipeline import GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.sweep import job_of, sweep_folder
+from sts_pipelines.sweep_results import check_applied, is_finished, mark_stopped, outcomes, write_outcomes
+
+Tiny = Callable[..., PipelineConfig]
+
+
+def sweep(name: str = "byol-digits-p-by-m", **changes: object) -> SweepConfig:
+    recipe = CATALOG[name].build()
+    assert isinstance(recipe, SweepConfig)
+    return replace(recipe, sweep=replace(recipe.sweep, **changes))  # type: ignore[arg-type]
+
+
+def test_a_grid_has_one_cell_for_each_pair() -> None:
+    cells = cells_of(sweep())
+    assert len(cells) == 4 * 8
+    assert len({cell.name for cell in cells}) == 32
+    assert {cell.smoothing.buffers for cell in cells} == {"keep"}
+
+
+def test_controls_are_moving_averages_of_equal_expected_pull_and_shared_by_equal_ones() -> None:
+    recipe = sweep(momenta=(0.0, 0.9), preserve_probabilities=(0.0, 0.5, 0.9), with_control=True)
+    cells = cells_of(recipe)
+    controls = {cell.name: cell.smoothing.momentum for cell in cells if cell.control}
+    # (0, .5) and (.9, .5), (.9, .9) need controls of their own; (0, .9) has TMA(.9), which is in the grid.
+    assert controls == {"m0.5-p0": 0.5, "m0.95-p0": 0.95, "m0.99-p0": 0.99}
+
+
+def test_granularity_multiplies_only_cells_with_a_spatial_part() -> None:
+    cells = cells_of(sweep("byol-digits-granularity"))
+    assert [cell.name for cell in cells] == [
+        "m0.9-p0", "m0-p0.9", "m0.9-p0.7", "m0-p0.9-channel", "m0.9-p0.7-channel", "m0-p0.9-neuron", "m0.9-p0.7-neuron",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("coordinates", ["m-p", "m_eff-p"])
+def test_a_search_draws_the_same_valid_cells_every_time(coordinates: str) -> None:
+    recipe = sweep(search="asha", coordinates=coordinates, num_samples=50)
+    cells = cells_of(recipe)
+    assert cells == cells_of(recipe)
+    assert len(cells) > 45
+    assert all(0 <= cell.smoothing.momentum < 1 and 0 <= cell.smoothing.preserve_probability < 1 for cell in cells)
+    if coordinates == "m_eff-p":
+        assert all(0.45 < cell.smoothing.effective_momentum < 0.9995 for cell in cells)
+
+
+def test_a_larger_grid_lives_in_the_same_folder_and_another_training_does_not() -> None:
+    small, large = sweep(momenta=(0.9,)), sweep()
+    assert sweep_folder(small) == sweep_folder(large)
+    training = replace(large.pipeline.training, seed=1)
+    assert sweep_folder(replace(large, pipeline=replace(large.pipeline, training=training))) != sweep_folder(large)
+
+
+def write_metrics(job: Job, applied: list[tuple[float, float]]) -> None:
+    job.folder.mkdir(parents=True)
+    lines = [
+        {"step": step, "momentum": m, "preserve_probability": p, "images_per_second": 1.0}
+        for step, (m, p) in enumerate(applied, start=1)
+    ]
+    (job.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def job(tiny: Tiny, tmp_path: Path, schedule: str = "constant") -> Job:
+    pipeline = tiny("byol-digits-sts", momentum_schedule=schedule)
+    recipe = SweepConfig(pipeline=pipeline, sweep=GridConfig(cells=((0.9, 0.5),)))
+    return job_of(cells_of(recipe)[0], pipeline, tmp_path)
+
+
+def test_a_trial_that_applied_what_was_sampled_is_finished(tiny: Tiny, tmp_path: Path) -> None:
+    trial = job(tiny, tmp_path)
+    write_metrics(trial, [(0.9, 0.5)] * 3)
+    assert not is_finished(trial.folder)
+    check_applied(trial)
+    assert is_finished(trial.folder)
+
+
+def test_a_scheduled_momentum_is_compared_step_by_step(tiny: Tiny, tmp_path: Path) -> None:
+    trial = job(tiny, tmp_path, "cosine")
+    write_metrics(trial, [(cosine_momentum(step, total_steps=4, start=0.9), 0.5) for step in range(4)])
+    check_applied(trial)
+    assert is_finished(trial.folder)
+
+
+@pytest.mark.parametrize("applied", [(0.9, 0.7), (0.8, 0.5), (0.0, 0.0)])
+def test_a_trial_that_applied_other_values_fails(tiny: Tiny, tmp_path: Path, applied: tuple[float, float]) -> None:
+    trial = job(tiny, tmp_path)
+    write_metrics(trial, [(0.9, 0.5), applied])
+    with pytest.raises(TrialError, match="its result is void"):
+        check_applied(trial)
+    assert not is_finished(trial.folder)
+    (outcome,) = outcomes(tmp_path, cells_of(SweepConfig(pipeline=trial.pipeline, sweep=GridConfig(cells=((0.9, 0.5),)))),
+                          metric="knn/teacher/top1")  # fmt: skip
+    assert outcome.error is not None
+    assert "was sampled with m=0.9 and p=0.5" in outcome.error
+
+
+def test_a_trial_without_a_record_of_p_and_m_fails(tiny: Tiny, tmp_path: Path) -> None:
+    trial = job(tiny, tmp_path)
+    trial.folder.mkdir(parents=True)
+    (trial.folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(TrialError, match="got none"):
+        check_applied(trial)
+
+
+def test_a_trial_that_a_search_gave_up_is_not_taken_up_again(tmp_path: Path, tiny: Tiny) -> None:
+    trial = job(tiny, tmp_path)
+    trial.folder.mkdir(parents=True)
+    mark_stopped(trial.folder, 40)
+    assert is_finished(trial.folder)
+
+
+def test_the_table_and_the_csv_name_every_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = sweep(momenta=(0.0, 0.9), preserve_probabilities=(0.0, 0.5), with_control=True)
+    found = outcomes(tmp_path, cells_of(recipe), metric="knn/teacher/top1")
+    write_outcomes(found, tmp_path, metric="knn/teacher/top1")
+    lines = (tmp_path / "sweep.csv").read_text().splitlines()
+    assert lines[0] == "cell,m,p,granularity,m_eff,control,knn/teacher/top1,images_per_second,note"
+    assert len(lines) == 1 + len(found)
+    assert "m0.95-p0,0.95,0,layer,0.95,yes,,,no results" in lines
+    assert "m0.9-p0.5" in capsys.readouterr().out
