@@ -103,6 +103,9 @@ def test_models_keep_their_mode_and_their_batch_statistics() -> None:
     assert model.training
     assert model.norm.training
     assert model.norm.num_batches_tracked == 0
+    evaluate_cell({"m": model}, CountingSource(), "fog", 1)  # a cell alone, as a remote worker evaluates it
+    assert model.norm.training
+    assert model.norm.num_batches_tracked == 0
 
 
 def test_cells_evaluated_apart_and_in_any_order_merge_to_the_same_result() -> None:
