@@ -1,3 +1,4 @@
+import json
 from dataclasses import asdict, replace
 
 import pytest
@@ -6,7 +7,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from sts_core.errors import ConfigError, StateError
-from sts_eval import DataError, Features, LinearProbeConfig, byol_protocol, fast_protocol, linear_probe, moco_protocol
+from sts_eval import (
+    DataError,
+    Features,
+    LinearProbeConfig,
+    byol_protocol,
+    classification_accuracy,
+    fast_protocol,
+    linear_probe,
+    moco_protocol,
+)
 from sts_eval.heads import ParallelHeads
 from sts_eval.linear_sources import CachedFeatures
 from sts_eval.linear_training import train_by_sgd
@@ -185,6 +195,20 @@ def test_entries_name_network_metric_and_which(digit_features):
     assert {e["network"] for e in entries} == {"teacher"}
     assert entries[0]["protocol"] == asdict(result.config)
     assert entries[0]["regularisation"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    "config",
+    [byol_protocol(augment=False, epochs=3), moco_protocol(augment=False, epochs=2), fast_protocol()],
+    ids=["byol", "moco", "fast"],
+)
+def test_the_classifier_on_top_of_the_backbone_reaches_the_reported_accuracy(config, digit_images, small_network):
+    network = small_network(0)
+    result = linear_probe(*digit_images, config, backbone=network)
+    whole = result.with_backbone(network)
+    assert classification_accuracy(whole, digit_images[1]) == pytest.approx(result.last, abs=0.12)
+    assert not any(parameter.requires_grad for parameter in result.classifier.parameters())
+    json.dumps(result.to_json())
 
 
 def test_a_class_without_images_is_named(digit_features):

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sts_eval import parallel
 from sts_eval.linear_config import LinearProbeConfig
@@ -83,6 +83,27 @@ class ParallelHeads:
         """For each head whether its weights are no longer finite."""
         finite = self.parameters["weight"].detach().isfinite().all(1).view(self.num_heads, self.num_classes).all(1)
         return [not bool(value) for value in finite]
+
+    @torch.no_grad()
+    def classifier(self, head: int) -> nn.Module:
+        """One head as a module from features to logits: a linear layer, with its batch norm in evaluation mode."""
+        rows = slice(head * self.num_classes, (head + 1) * self.num_classes)
+        weight, bias = (self.parameters[name].detach()[rows] for name in ("weight", "bias"))
+        linear = nn.Linear(weight.shape[1], self.num_classes, device=weight.device)
+        linear.weight.copy_(weight)
+        linear.bias.copy_(bias)
+        if not self.statistics:
+            return linear.requires_grad_(False).eval()
+        norm = nn.BatchNorm1d(self.num_classes, EPSILON, device=weight.device)
+        for target, source in ((norm.weight, self.parameters["scale"]), (norm.bias, self.parameters["shift"])):
+            target.copy_(source[rows])
+        for buffer, source in (
+            (norm.running_mean, self.statistics["mean"]),
+            (norm.running_var, self.statistics["variance"]),
+        ):
+            assert buffer is not None
+            buffer.copy_(source[rows])
+        return nn.Sequential(linear, norm).requires_grad_(False).eval()
 
     def state_dict(self) -> dict[str, Tensor]:
         """All tensors that training changes."""

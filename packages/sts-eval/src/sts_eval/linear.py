@@ -1,6 +1,6 @@
 """Linear evaluation: how well a linear classifier does on the features of a frozen backbone."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,12 @@ class LinearProbeResult:
     config: LinearProbeConfig
     num_train: int
     num_test: int
+    classifier: nn.Module = field(compare=False, repr=False)
+    """The chosen classifier after the last epoch, from features to logits."""
+
+    def with_backbone(self, backbone: nn.Module) -> nn.Module:
+        """Backbone and classifier as one network from images to logits, for example for ImageNet-C."""
+        return nn.Sequential(backbone, self.classifier)
 
     @property
     def last(self) -> dict[int, float]:
@@ -56,8 +62,15 @@ class LinearProbeResult:
         return self.heads[self.chosen].best
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain values."""
-        return asdict(self)
+        """Everything but the classifier, as plain values."""
+        return {
+            "heads": [asdict(head) for head in self.heads],
+            "chosen": self.chosen,
+            "selected_on": self.selected_on,
+            "config": asdict(self.config),
+            "num_train": self.num_train,
+            "num_test": self.num_test,
+        }
 
     def entries(self, network: str) -> list[dict[str, Any]]:
         """The rows for results.json."""
@@ -183,12 +196,14 @@ def _summary(
     """The heads' accuracies and the choice among them."""
     selection = "held-out" if source.held_out is not None else "test"
     measured = torch.stack(run.accuracies["test"])  # [evaluations, G, ks]
-    heads = []
+    assert run.heads is not None, "a run ends with its classifiers"
+    heads, diverged = [], run.heads.diverged()
     for g, setting in enumerate(config.settings):
         best = int(measured[:, g, 0].argmax())
         at_last, at_best = (dict(zip(ks, measured[at, g].tolist(), strict=True)) for at in (-1, best))
         chosen_by = float(run.accuracies[selection][-1][g, 0])
-        heads.append(HeadResult(setting, at_last, at_best, run.epochs[best], chosen_by, run.diverged[g]))
+        heads.append(HeadResult(setting, at_last, at_best, run.epochs[best], chosen_by, diverged[g]))
     chosen = max(range(len(heads)), key=lambda g: heads[g].selection)
     selected_on = selection if len(heads) > 1 else "single"
-    return LinearProbeResult(tuple(heads), chosen, selected_on, config, source.num_rows, len(tested))
+    sizes = (source.num_rows, len(tested))
+    return LinearProbeResult(tuple(heads), chosen, selected_on, config, *sizes, run.heads.classifier(chosen))

@@ -28,7 +28,8 @@ class ProbeRun:
 
     epochs: list[int] = field(default_factory=list)
     accuracies: dict[str, list[Tensor]] = field(default_factory=dict)
-    diverged: list[bool] = field(default_factory=list)
+    heads: ParallelHeads | None = None
+    """The classifiers after the last epoch."""
 
     def add(self, epoch: int, measured: Mapping[str, Tensor]) -> None:
         """Append an evaluation."""
@@ -70,7 +71,7 @@ def train_by_sgd(
         if (epoch + 1) % config.evaluate_every_epochs == 0 or epoch + 1 == config.epochs:
             run.add(epoch + 1, {split: percent_correct(heads, data, ks) for split, data in splits.items()})
             _save(heads, run, config, state_file)
-    run.diverged = heads.diverged()
+    run.heads = heads
     return run
 
 
@@ -115,6 +116,6 @@ def solve_exactly(
     with torch.no_grad():
         heads.parameters["weight"].copy_(torch.cat([weight for weight, _ in solutions]))
         heads.parameters["bias"].copy_(torch.cat([bias for _, bias in solutions]))
-    run = ProbeRun(diverged=heads.diverged())
+    run = ProbeRun(heads=heads)
     run.add(1, {split: percent_correct(heads, data, ks) for split, data in splits.items()})
     return run

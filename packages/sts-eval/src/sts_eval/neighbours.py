@@ -24,8 +24,8 @@ class NeighboursConfig:
     """T of the vote's weight exp(similarity / T)."""
     query_rows: int = 1024
     """Test features searched at once."""
-    bank_rows: int = 8192
-    """Training features compared at once: temporary memory is about 8 · query_rows · bank_rows bytes."""
+    bank_rows: int = 16384
+    """Training features compared at once: temporary memory is about 4 · query_rows · bank_rows bytes (64 MB)."""
     allow_missing_classes: bool = False
     """Accept training or test data in which some class has no image."""
 
