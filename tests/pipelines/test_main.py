@@ -15,7 +15,8 @@ def run_isolated(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run sts in a process of its own and report which heavy modules it imported."""
     code = (
         "import sys; from sts_pipelines.main import main; code = main(sys.argv[1:]);"
-        "print('HEAVY', sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'ray', 'numpy', 'timm'})); sys.exit(code)"
+        "heavy = {m.split('.')[0] for m in sys.modules} & {'torch', 'ray', 'numpy', 'timm'};"
+        "print('HEAVY', sorted(heavy)); sys.exit(code)"
     )
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 

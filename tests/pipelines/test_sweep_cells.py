@@ -102,8 +102,8 @@ def test_a_trial_that_applied_other_values_fails(tiny: Tiny, tmp_path: Path, app
     with pytest.raises(TrialError, match="its result is void"):
         check_applied(trial)
     assert not is_finished(trial.folder)
-    (outcome,) = outcomes(tmp_path, cells_of(SweepConfig(pipeline=trial.pipeline, sweep=GridConfig(cells=((0.9, 0.5),)))),
-                          metric="knn/teacher/top1")  # fmt: skip
+    recipe = SweepConfig(pipeline=trial.pipeline, sweep=GridConfig(cells=((0.9, 0.5),)))
+    (outcome,) = outcomes(tmp_path, cells_of(recipe), metric="knn/teacher/top1")
     assert outcome.error is not None
     assert "was sampled with m=0.9 and p=0.5" in outcome.error
 

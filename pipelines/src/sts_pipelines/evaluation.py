@@ -15,17 +15,20 @@ from torch import nn
 from sts_eval import (
     CheckpointAccuracy,
     Features,
+    LinearProbeResult,
     RunResults,
     add_entries,
     classification_accuracy,
     evaluate_checkpoints,
     extract_features,
     few_labels,
+    image_folder,
     linear_probe,
     nearest_neighbours,
     read_drift,
     read_results,
 )
+from sts_eval.detection import detection_transfer
 from sts_methods import build_method, load_backbone
 from sts_methods.checkpoint import CheckpointStore, read_checkpoint
 from sts_methods.data import evaluation_data
@@ -74,6 +77,7 @@ class _Evaluator:
         self.teacher = teacher
         self.config = pipeline.evaluation
         self._features: dict[str, tuple[Features, Features]] = {}
+        self._probes: dict[str, LinearProbeResult] = {}
         self._data: tuple[Any, Any] | None = None
 
     def evaluate(self, evaluation: str, network: str) -> None:
@@ -94,8 +98,11 @@ class _Evaluator:
 
     def _settings(self, evaluation: str) -> str:
         """A digest of what an evaluation depends on."""
-        chosen = {"linear": self.config.linear, "knn": self.config.knn}.get(evaluation, self.config)
-        return digest({"evaluation": evaluation, **to_dict(chosen)})
+        parts: dict[str, Any] = {"linear": self.config.linear, "knn": self.config.knn, "voc": self.config.voc}
+        chosen = to_dict(parts[evaluation]) if evaluation in parts else {}
+        if evaluation == "imagenet-c":
+            chosen = to_dict(self.config.linear) | {"root": self.config.imagenet_c_root}
+        return digest({"evaluation": evaluation, **chosen})
 
     def _is_done(self, evaluation: str, network: str, settings: str) -> bool:
         """Rank 0 looks and tells the others, who must not disagree."""
@@ -129,20 +136,32 @@ class _Evaluator:
         return self._features[network]
 
     def _linear(self, network: str) -> Entries:
-        if self.config.linear.augment:
-            train, test = self.data
-            result = linear_probe(
+        return self._probe(network).entries(network)
+
+    def _probe(self, network: str) -> LinearProbeResult:
+        """The linear classifier; trained by SGD it is kept in the run folder, and goes on from there."""
+        if network not in self._probes:
+            config = self.config.linear
+            keep = config.solver == "sgd"
+            train, test = self._probe_data() if config.augment else self._features_of(network)
+            self._probes[network] = linear_probe(
                 train,
                 test,
-                self.config.linear,
-                backbone=self._backbone(network),
+                config,
+                backbone=self._backbone(network) if config.augment else None,
                 features=self.config.features,
-                state_file=self.folder / f".linear-{network}.pt",
+                state_file=self.results / f".linear-{network}-{digest(to_dict(config))}.pt" if keep else None,
                 device=self.device,
             )
-        else:
-            result = linear_probe(*self._features_of(network), self.config.linear, device=self.device)
-        return result.entries(network)
+        return self._probes[network]
+
+    def _probe_data(self) -> tuple[Any, Any]:
+        """Images for random crops: whole ones from a folder, else the test's view of the training images."""
+        data = self.pipeline.training.data
+        train, test = self.data
+        if data.dataset == "imagefolder" and data.root is not None:
+            train = image_folder(Path(data.root) / "train", image_size=None)
+        return train, test
 
     def _knn(self, network: str) -> Entries:
         return nearest_neighbours(*self._features_of(network), self.config.knn, device=self.device).entries(network)
@@ -165,10 +184,24 @@ class _Evaluator:
             yield step, {network: method.teacher if network == "teacher" else method.student}
 
     def _imagenet_c(self, network: str) -> Entries:
-        raise UsageError("imagenet-c is not available yet")
+        """The mean over all corruptions and severities of the backbone with its linear classifier."""
+        from sts_pipelines.robustness import corruption_results
+
+        data = self.pipeline.training.data
+        model = self._probe(network).with_backbone(self._backbone(network)).to(self.device)
+        result = corruption_results(model, data, self.config, device=self.device)
+        outcomes = f"imagenet-c-{network}.npz"
+        if _rank() == 0:
+            self.results.mkdir(parents=True, exist_ok=True)
+            result.save_outcomes(self.results / outcomes)
+        return [result.results_entry(network=network, outcomes=outcomes)]  # type: ignore[arg-type]
 
     def _voc(self, network: str) -> Entries:
-        raise UsageError("voc is not available yet")
+        """Fine-tuning of a detector; all ranks train together."""
+        result = detection_transfer(
+            self._backbone(network), self.config.voc, folder=self.results / f"voc-{network}", device=self.device
+        )
+        return result.entries(network=network)
 
 
 def measure_of(pipeline: PipelineConfig, metric: str) -> Callable[[nn.Module], dict[str, float]]:

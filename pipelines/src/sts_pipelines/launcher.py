@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from sts_core.errors import StsError
-from sts_methods.runtime import LocalRuntime
 from sts_methods.training import fit
 from sts_pipelines.cluster import ray_cluster
 from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.evaluation import evaluate_run, measure_of
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, plain_of
+from sts_pipelines.process_runtime import ProcessRuntime
 from sts_pipelines.progress import Watcher
 from sts_pipelines.schema import from_dict, to_dict
+from sts_pipelines.tracking import build_trackers, check_installed
 from sts_pipelines.yaml_text import write_yaml
 
 
@@ -56,18 +57,20 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
     Called again after any interruption it goes on where the newest checkpoints are; finished jobs return at once.
     """
     cluster = jobs[0].pipeline.cluster
+    check_installed(jobs[0].pipeline.tracking)
     if cluster.num_workers == 0:
         with run_lock(folder):
             for job in jobs:
                 write_config(job)
-                train_job(job, LocalRuntime(job.folder))
+                trackers = build_trackers(job.pipeline, job.folder)
+                train_job(job, ProcessRuntime(job.folder, label=job.label, trackers=trackers))
         return
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
     with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):
         train_on_ray(jobs, name=name, folder=folder)
 
 
-def train_job(job: Job, runtime: LocalRuntime) -> None:
+def train_job(job: Job, runtime: ProcessRuntime) -> None:
     """Train, save the backbones and evaluate: what every rank does for a job, in process or on Ray."""
     fit(job.pipeline.training, runtime)
     evaluate_run(job.folder, job.pipeline, device=runtime.device)
@@ -159,7 +162,8 @@ def worker(config: dict[str, Any]) -> dict[str, Any]:
             for plain in config["jobs"]:
                 job = Job.from_plain(plain)
                 measure = None if config["measure"] is None else measure_of(job.pipeline, config["measure"])
-                train_job(job, RayRuntime(job.folder, label=job.label, measure=measure))
+                trackers = build_trackers(job.pipeline, job.folder)
+                train_job(job, RayRuntime(job.folder, label=job.label, trackers=trackers, measure=measure))
     except StsError as error:
         note.write_text(json.dumps({"error": str(error)}))
         raise

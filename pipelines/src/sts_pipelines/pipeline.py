@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sts_core import SmoothingConfig
 from sts_core.errors import ConfigError
 from sts_eval import FeatureConfig, LinearProbeConfig, NeighboursConfig
+from sts_eval.detection import DetectionConfig
 from sts_methods.resume import OPERATIONAL
 from sts_methods.training import TrainingConfig
 from sts_pipelines.schema import digest, to_dict
@@ -73,9 +74,11 @@ class EvaluationConfig:
     features: FeatureConfig = field(default_factory=FeatureConfig)
     """How images are fed to the backbone."""
     imagenet_c_root: str | None = None
-    """Folder of the released ImageNet-C images."""
-    voc_root: str | None = None
-    """Folder that holds VOCdevkit."""
+    """Folder of the released ImageNet-C or CIFAR-10-C images; small datasets are corrupted here if there is none."""
+    severities: tuple[int, ...] = (1, 2, 3, 4, 5)
+    """Severities of corruptions that are generated here; released images have all five."""
+    voc: DetectionConfig = field(default_factory=lambda: DetectionConfig(data_root="VOCdevkit"))
+    """Fine-tuning of a detector on VOC07+12."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Ray is told the metrics of a step only where a checkpoint is due, because every 
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,23 @@ import torch.distributed as dist
 from torch import nn
 
 from sts_methods.checkpoint import CheckpointError, read_checkpoint
-from sts_methods.runtime import LocalRuntime, RunPlan
-from sts_pipelines.progress import write_plan
+from sts_pipelines.process_runtime import ProcessRuntime
+from sts_pipelines.tracking import Tracker
 
 Measure = Callable[[nn.Module], Mapping[str, float]]
 
 
-class RayRuntime(LocalRuntime):
+class RayRuntime(ProcessRuntime):
     """One rank of a Ray Train worker group; all ranks see `folder`.
 
     `measure`, if given, is called on every rank with the method whenever a checkpoint is due, and what it returns is
     reported to Ray beside the metrics: that is how a search learns how good a trial is.
     """
 
-    def __init__(self, folder: str | Path, *, label: str = "", measure: Measure | None = None) -> None:
-        super().__init__(folder, device=worker_device(), progress=False)
-        self.label = label
+    def __init__(
+        self, folder: str | Path, *, label: str = "", trackers: Sequence[Tracker] = (), measure: Measure | None = None
+    ) -> None:
+        super().__init__(folder, label=label, trackers=trackers, device=worker_device(), progress=False)
         self.measure = measure
         self._method: nn.Module | None = None
 
@@ -56,11 +57,6 @@ class RayRuntime(LocalRuntime):
             else:
                 return step
         return None
-
-    def start(self, plan: RunPlan) -> None:
-        super().start(plan)
-        if self.rank == 0:
-            write_plan(self.folder, plan, label=self.label)
 
     def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
         super().report(metrics, save)

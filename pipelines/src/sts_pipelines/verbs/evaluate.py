@@ -6,7 +6,7 @@ Results are added to <run>/results.json; an evaluation that is there already und
 import argparse
 
 EXAMPLES = """  sts evaluate runs/byol-imagenet-200ep-sts-1a2b3c4d --only linear,imagenet-c
-  sts evaluate runs/byol-imagenet-200ep-sts-1a2b3c4d --only voc --evaluation.voc-root /data/voc
+  sts evaluate runs/byol-imagenet-200ep-sts-1a2b3c4d --only voc --evaluation.voc.data-root /data/VOCdevkit
   sts evaluate runs/byol-digits-sts-1a2b3c4d --only linear --evaluation.linear.solver lbfgs"""
 TAKES_OVERRIDES = True
 

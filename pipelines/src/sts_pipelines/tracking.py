@@ -1,0 +1,120 @@
+"""Metrics on their way to TensorBoard, Weights & Biases and MLflow; metrics.jsonl is written in any case.
+
+A tracker is told the first step of a run, so that after a resume the steps that are done again replace the old ones.
+"""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from sts_methods.runtime import RunPlan
+from sts_pipelines.errors import UsageError
+from sts_pipelines.pipeline import PipelineConfig, TrackingConfig
+
+
+class Tracker(Protocol):
+    """Where metrics go, on rank 0 only."""
+
+    def start(self, plan: RunPlan) -> None: ...
+
+    def log(self, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check_installed(config: TrackingConfig) -> None:
+    """Raise before anything is launched if a tracker was asked for that is not installed."""
+    asked = {"tensorboard": config.tensorboard, "wandb": config.wandb_project, "mlflow": config.mlflow_uri}
+    for package, wanted in asked.items():
+        if wanted and importlib.util.find_spec(package) is None:
+            raise UsageError(f"tracking needs the package {package}, which is not installed: pip install {package}")
+
+
+def build_trackers(pipeline: PipelineConfig, folder: Path) -> list[Tracker]:
+    """The trackers that a pipeline asks for."""
+    config, trackers = pipeline.tracking, list[Tracker]()
+    if config.tensorboard:
+        trackers.append(TensorBoard(folder))
+    if config.wandb_project is not None:
+        trackers.append(WeightsAndBiases(config.wandb_project, folder))
+    if config.mlflow_uri is not None:
+        trackers.append(MlFlow(config.mlflow_uri, folder))
+    return trackers
+
+
+class TensorBoard:
+    """Event files in <run>/tensorboard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "tensorboard"
+        self._writer: Any = None
+
+    def start(self, plan: RunPlan) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What an interrupted run logged beyond its last checkpoint is hidden by the steps that follow now.
+        purge = plan.first_step + 1 if plan.first_step else None
+        self._writer = SummaryWriter(str(self.folder), purge_step=purge)
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        for name, value in _numbers(metrics):
+            self._writer.add_scalar(name, value, int(metrics["step"]))
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WeightsAndBiases:
+    """A W&B run whose id is the run folder's name, so that a resumed run goes on in the same place."""
+
+    def __init__(self, project: str, folder: Path) -> None:
+        self.project, self.folder = project, folder
+        self._run: Any = None
+
+    def start(self, plan: RunPlan) -> None:
+        import wandb
+
+        name = self.folder.name
+        self._run = wandb.init(
+            project=self.project, id=name, name=name, resume="allow", dir=str(self.folder), config=dict(plan.config)
+        )
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(_numbers(metrics)), step=int(metrics["step"]))
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+
+class MlFlow:
+    """An MLflow run; its id is kept in the run folder, so that a resumed run goes on in the same place."""
+
+    def __init__(self, uri: str, folder: Path) -> None:
+        self.uri, self.folder = uri, folder
+        self._mlflow: Any = None
+
+    def start(self, plan: RunPlan) -> None:
+        import mlflow
+
+        mlflow.set_tracking_uri(self.uri)
+        note = self.folder / ".mlflow-run"
+        known = note.read_text() if note.is_file() else None
+        run = mlflow.start_run(run_id=known, run_name=None if known else self.folder.name)
+        note.write_text(run.info.run_id)
+        self._mlflow = mlflow
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        self._mlflow.log_metrics(dict(_numbers(metrics)), step=int(metrics["step"]))
+
+    def close(self) -> None:
+        if self._mlflow is not None:
+            self._mlflow.end_run()
+
+
+def _numbers(metrics: Mapping[str, float]) -> Sequence[tuple[str, float]]:
+    return [
+        (name, float(value)) for name, value in metrics.items() if isinstance(value, int | float) and name != "step"
+    ]

@@ -1,0 +1,124 @@
+"""Ray Train: every family on two workers equals one, and no kill changes a bit."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sts_eval import read_results
+from sts_methods.checkpoint import read_checkpoint
+from sts_pipelines.errors import RunError
+from sts_pipelines.launcher import Job, launch
+from sts_pipelines.pipeline import PipelineConfig
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    # Ray warns about its own deprecated settings and leaves sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+]
+Below = Callable[[int], dict[int, str]]
+Tiny = Callable[..., PipelineConfig]
+FAMILIES = ("byol-digits-sts", "moco-digits-sts", "fixmatch-digits-sts")
+STEPS = 30
+
+
+def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = read_checkpoint(folder / "checkpoints" / f"step-{step:08d}")["method"]
+    return state
+
+
+def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a if a[name].numel())
+
+
+class Killer(threading.Thread):
+    """Sends SIGKILL to a random worker each time the run in `folder` passes one of `steps`."""
+
+    def __init__(self, folder: Path, steps: list[int], seed: int, below: Below) -> None:
+        super().__init__(daemon=True)
+        self.below = below
+        self.folder, self.pending, self.random = folder, list(steps), random.Random(seed)
+        self.killed: list[int] = []
+
+    def run(self) -> None:
+        while self.pending:
+            workers = self._workers()
+            if workers and self._step() >= self.pending[0]:
+                os.kill(self.random.choice(sorted(workers)), signal.SIGKILL)
+                self.killed.append(self.pending.pop(0))
+                self._wait_for_restart(workers)
+            time.sleep(0.05)
+
+    def _workers(self) -> set[int]:
+        return {pid for pid, command in self.below(os.getpid()).items() if "RayTrainWorker" in command}
+
+    def _step(self) -> int:
+        metrics = self.folder / "metrics.jsonl"
+        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+    def _wait_for_restart(self, before: set[int]) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            now = self._workers()
+            if now and not now & before:
+                return
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where one worker group has trained every family, one after the other."""
+    return tmp_path_factory.mktemp("undisturbed")
+
+
+def family_jobs(tiny: Tiny, storage: Path, *, num_workers: int) -> list[Job]:
+    pipelines = [
+        tiny(name, num_workers=num_workers, storage=storage, steps=STEPS, checkpoint_every_steps=5, keep_checkpoints=9)
+        for name in FAMILIES
+    ]
+    return [Job(label=p.name, pipeline=p, folder=p.folder) for p in pipelines]
+
+
+def test_every_family_on_two_workers_equals_one(undisturbed: Path, tmp_path: Path, tiny: Tiny) -> None:
+    jobs = family_jobs(tiny, undisturbed, num_workers=2)
+    launch(jobs, name="families", folder=undisturbed / "families")
+    for alone, job in zip(family_jobs(tiny, tmp_path, num_workers=0), jobs, strict=True):
+        launch([alone], name=alone.pipeline.run_name, folder=alone.folder)
+        # Sums in another order, amplified by batch norm and thirty steps: early steps agree closely, later ones less.
+        assert difference(weights(job.folder, 5), weights(alone.folder, 5)) < 2e-3, job.label
+        assert read_results(job.folder).entries
+        assert read_checkpoint(job.folder / "checkpoints" / f"step-{STEPS:08d}")["meta"]["world_size"] == 2
+
+
+def test_killed_workers_change_no_bit(undisturbed: Path, tmp_path: Path, tiny: Tiny, processes_below: Below) -> None:
+    reference = family_jobs(tiny, undisturbed, num_workers=2)[0]
+    if not reference.folder.is_dir():
+        launch([reference], name=reference.pipeline.run_name, folder=reference.folder)
+    (job, *_) = family_jobs(tiny, tmp_path, num_workers=2)
+    killer = Killer(job.folder, sorted(random.Random(3).sample(range(6, STEPS - 2), 2)), 3, processes_below)
+    killer.start()
+    launch([job], name=job.pipeline.run_name, folder=job.folder)
+    assert len(killer.killed) == 2
+    assert difference(weights(job.folder, STEPS), weights(reference.folder, STEPS)) == 0.0
+    steps = [line for line in (job.folder / "metrics.jsonl").read_text().splitlines() if line]
+    assert len(steps) == STEPS  # what was done twice is logged once
+
+
+def test_an_error_that_no_restart_can_cure_ends_the_run_in_one_sentence(
+    ray_cluster: None, tmp_path: Path, tiny: Tiny
+) -> None:
+    pipeline = tiny("byol-digits-sts", num_workers=2)
+    data = replace(pipeline.training.data, dataset="arrays", root=str(tmp_path / "nowhere.npz"))
+    pipeline = replace(pipeline, training=replace(pipeline.training, data=data))
+    job = Job(label="x", pipeline=pipeline, folder=tmp_path / "x")
+    with pytest.raises(RunError, match=r"nowhere\.npz"):
+        launch([job], name="x", folder=job.folder)
