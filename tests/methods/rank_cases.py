@@ -43,6 +43,7 @@ NORM_INPUTS = {
     "vectors": (8, 5),
     "uneven": (8, 5, 2, 2),
     "offset": (8, 5, 4, 3),
+    "bfloat16": (8, 5, 4, 3),
 }
 
 
@@ -60,6 +61,8 @@ def normalise(kind: str) -> dict[str, Tensor]:
     x = x + 30.0 if kind == "offset" else x
     if kind == "channels_last":
         x, dy = (tensor.to(memory_format=torch.channels_last) for tensor in (x, dy))
+    if kind == "bfloat16":
+        x, dy = x.bfloat16(), dy.bfloat16()
     layer = CrossRankBatchNorm(5)
     with torch.no_grad():
         layer.weight.copy_(torch.randn(5, generator=draw))
@@ -83,14 +86,13 @@ def global_batch(step: int) -> Batch:
 
 def local_batch(step: int, num_views: int) -> Batch:
     whole = global_batch(step)
-    assert whole.labelled is not None
-    assert whole.labels is not None
+    labelled, labels = whole.labelled_part()
     return Batch(
         views=tuple(share(view) for view in whole.views[:num_views]),
         indices=share(whole.indices),
         step=step,
-        labelled=share(whole.labelled),
-        labels=share(whole.labels),
+        labelled=share(labelled),
+        labels=share(labels),
     )
 
 
@@ -99,7 +101,7 @@ def train(name: str) -> dict[str, Any]:
     config = METHODS[name]
     method = build_method(config, seed=3)
     wrapped = distribute(method)
-    smoothing = spatial_temporal_smoothing(0.5, 0.5, buffers=method.teacher_buffers)  # type: ignore[arg-type]
+    smoothing = spatial_temporal_smoothing(0.5, 0.5, buffers=method.teacher_buffers)
     smoother = Smoother(student=method.student, teacher=method.teacher, config=smoothing, seed=0)
     optimizer = torch.optim.SGD(method.student.parameters(), lr=0.05)
     losses, gradients = [], {}

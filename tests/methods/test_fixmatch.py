@@ -33,8 +33,8 @@ def method(*, teacher_seed: int | None = None, **changes: object) -> FixMatch:
 def slow_loss(fresh: FixMatch, labelling_logits: Tensor, logits: Tensor) -> tuple[Tensor, float]:
     """Image by image; `logits` are the student's of labelled, weak and strong images in one pass."""
     data = batch()
-    assert data.labels is not None
-    total = F.cross_entropy(logits[:4], data.labels)
+    _, labels = data.labelled_part()
+    total = F.cross_entropy(logits[:4], labels)
     confident = 0
     for weak, strong in zip(labelling_logits.softmax(dim=1), logits[16:], strict=True):
         if weak.max() >= fresh.config.threshold:
@@ -45,8 +45,8 @@ def slow_loss(fresh: FixMatch, labelling_logits: Tensor, logits: Tensor) -> tupl
 
 def one_pass(fresh: FixMatch) -> Tensor:
     data = batch()
-    assert data.labelled is not None
-    return fresh.student(torch.cat([data.labelled, *data.views]))  # type: ignore[no-any-return]
+    labelled, _ = data.labelled_part()
+    return fresh.student(torch.cat([labelled, *data.views]))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -123,6 +123,12 @@ def test_the_classifier_starts_with_zero_biases() -> None:
     head = method().student.head
     assert isinstance(head, nn.Linear)
     assert torch.equal(head.bias, torch.zeros(3))
+
+
+def test_a_batch_without_labels_is_refused() -> None:
+    data = batch()
+    with pytest.raises(ConfigError, match="learns from labels too"):
+        method()(Batch(views=data.views, indices=data.indices, step=0))
 
 
 def test_an_unknown_labeller_is_refused() -> None:

@@ -22,13 +22,12 @@ def batch(*, step: int = 0, seed: int = 0) -> Batch:
 
 def test_the_loss_is_classification_plus_weighted_consistency() -> None:
     data, fresh = batch(step=4), MeanTeacher(SMALL, seed=0)
-    assert data.labelled is not None
-    assert data.labels is not None
-    logits = fresh.student(torch.cat([data.labelled, data.views[0]]))
+    labelled, labels = data.labelled_part()
+    logits = fresh.student(torch.cat([labelled, data.views[0]]))
     target = fresh.teacher(data.views[1]).softmax(dim=1)
     squares = ((logits[4:].softmax(dim=1) - target) ** 2).sum() / (6 * 3)
     weight = 100.0 * math.exp(-5.0 * (1 - 0.4) ** 2)
-    expected = F.cross_entropy(logits[:4], data.labels) + weight * squares
+    expected = F.cross_entropy(logits[:4], labels) + weight * squares
     torch.testing.assert_close(MeanTeacher(SMALL, seed=0)(data).loss, expected)
 
 

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from sts_core import Buffers, make_teacher
+from sts_core import make_teacher
 from sts_methods.backbones import Stem, build_backbone, num_features
 from sts_methods.batch_norm import use_cross_rank_batch_norm
 from sts_methods.checks import check_positive
@@ -52,7 +52,6 @@ class Byol(StudentTeacherMethod):
     its own.
     """
 
-    teacher_buffers: Buffers = "keep"
     student: Student
     teacher: Encoder
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sts_core import Buffers, make_teacher
+from sts_core import make_teacher
 from sts_core.errors import ConfigError
 from sts_methods.backbones import Stem, build_backbone, num_features
 from sts_methods.batch_norm import use_cross_rank_batch_norm
@@ -24,7 +24,10 @@ NUM_GLOBAL_VIEWS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class DinoConfig:
-    """The networks and temperatures of DINO; numbers from facebookresearch/dino main_dino.py, vision_transformer.py."""
+    """The networks and temperatures of DINO; numbers from facebookresearch/dino main_dino.py, vision_transformer.py.
+
+    Left out: stochastic depth in the student's backbone (--drop_path_rate 0.1) and a trained gain of the last layer.
+    """
 
     backbone: str = "vit_small_patch16_224"  # --arch, --patch_size
     """Name for `build_backbone`."""
@@ -98,7 +101,6 @@ class Dino(StudentTeacherMethod):
     the only ones that the teacher sees; views of one size go through a network together.
     """
 
-    teacher_buffers: Buffers = "keep"
     student: DinoNetwork
     teacher: DinoNetwork
     center: Tensor

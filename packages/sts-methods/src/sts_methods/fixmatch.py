@@ -72,14 +72,13 @@ class FixMatch(StudentTeacherMethod):
 
     def forward(self, batch: Batch) -> StepResult:
         weak, strong = batch.views
-        assert batch.labelled is not None
-        assert batch.labels is not None
-        features = self.student.backbone(torch.cat([batch.labelled, weak, strong]))
+        labelled, labels = batch.labelled_part()
+        features = self.student.backbone(torch.cat([labelled, weak, strong]))
         logits = self.student.head(features).float()
-        labelled, weak_logits, strong_logits = logits.split([len(batch.labelled), len(weak), len(strong)])
+        labelled_logits, weak_logits, strong_logits = logits.split([len(labelled), len(weak), len(strong)])
         if self.config.pseudo_labels == "teacher":
             weak_logits = self._teacher_logits(weak)
-        supervised = F.cross_entropy(labelled, batch.labels)
+        supervised = F.cross_entropy(labelled_logits, labels)
         unsupervised, confident = pseudo_label_loss(strong_logits, weak_logits, threshold=self.config.threshold)
         metrics = {
             "supervised_loss": supervised.detach(),

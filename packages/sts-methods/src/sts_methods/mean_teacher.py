@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sts_core import Buffers, make_teacher
+from sts_core import make_teacher
 from sts_methods.backbones import Stem, build_backbone, num_features
 from sts_methods.batch_norm import use_cross_rank_batch_norm
 from sts_methods.checks import check_not_negative, check_positive
@@ -45,7 +45,6 @@ class MeanTeacher(StudentTeacherMethod):
     images too, so the consistency covers all of them, as in the reference.
     """
 
-    teacher_buffers: Buffers = "keep"
     student: Encoder
     teacher: Encoder
 
@@ -60,15 +59,14 @@ class MeanTeacher(StudentTeacherMethod):
 
     def forward(self, batch: Batch) -> StepResult:
         students_view, teachers_view = batch.views
-        assert batch.labelled is not None
-        assert batch.labels is not None
-        num_labelled = len(batch.labelled)
-        features = self.student.backbone(torch.cat([batch.labelled, students_view]))
+        labelled, labels = batch.labelled_part()
+        num_labelled = len(labelled)
+        features = self.student.backbone(torch.cat([labelled, students_view]))
         logits = self.student.head(features).float()
         with torch.no_grad():
             teacher_features = self.teacher.backbone(teachers_view)
             teacher_logits = self.teacher.head(teacher_features).float()
-        supervised = F.cross_entropy(logits[:num_labelled], batch.labels)
+        supervised = F.cross_entropy(logits[:num_labelled], labels)
         consistency = softmax_mse(logits[num_labelled:], teacher_logits)
         weight = consistency_weight(batch.step, self.config)
         metrics = {

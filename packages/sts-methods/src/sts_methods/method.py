@@ -6,6 +6,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from sts_core import Buffers, ConfigError
+
 Network = Literal["teacher", "student"]
 
 
@@ -25,6 +27,14 @@ class Batch:
     labels: Tensor | None = None
     """Their classes."""
 
+    def labelled_part(self) -> tuple[Tensor, Tensor]:
+        """The labelled images and their classes, for methods that cannot do without."""
+        if self.labelled is None or self.labels is None:
+            raise ConfigError(
+                "this method learns from labels too, got a batch without: use a semi-supervised data recipe"
+            )
+        return self.labelled, self.labels
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -43,6 +53,8 @@ class StudentTeacherMethod(nn.Module):
 
     student: nn.Module
     teacher: nn.Module
+    teacher_buffers: Buffers = "keep"
+    """The smoother's `buffers`: a teacher in train mode keeps its own, one in eval mode needs copies."""
 
     def forward(self, batch: Batch) -> StepResult:
         raise NotImplementedError

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sts_core import Buffers, make_teacher
+from sts_core import make_teacher
 from sts_methods.backbones import Stem, build_backbone, num_features
 from sts_methods.batch_norm import average_running_statistics, use_group_batch_norm
 from sts_methods.checks import check_positive
@@ -51,7 +51,6 @@ class MoCo(StudentTeacherMethod):
     of a step; moving it after the optimizer step before is the same update.
     """
 
-    teacher_buffers: Buffers = "keep"
     student: Encoder
     teacher: Encoder
     queue: Tensor
