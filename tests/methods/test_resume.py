@@ -16,6 +16,7 @@ from sts_core import spatial_ensemble, temporal_moving_average
 from sts_core.errors import StateError
 from sts_methods.checkpoint import read_manifest
 from sts_methods.optim import OptimizerConfig
+from sts_methods.resume import check_resumable
 from sts_methods.training import TrainingConfig
 
 
@@ -118,3 +119,10 @@ def test_checkpoints_by_the_minute_are_written_when_metrics_are_logged(tiny: Any
     with pytest.raises(tiny.CrashError):
         tiny.tiny_fit(config, runtime)
     assert runtime.checkpoints.steps() == [3, 6]
+
+
+def test_other_labels_than_those_a_run_was_started_with_are_refused() -> None:
+    meta = {"config": {}, "label_split": "abc", "world_size": 1}
+    check_resumable(meta, config={}, label_split="abc", world_size=1)
+    with pytest.raises(StateError, match="label split was abc and is now def"):
+        check_resumable(meta, config={}, label_split="def", world_size=1)

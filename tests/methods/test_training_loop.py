@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from sts_core import Smoother, SmoothingConfig, no_smoothing, spatial_ensemble
 from sts_core.errors import ConfigError
@@ -149,6 +150,23 @@ def test_channels_last_changes_no_result_beyond_rounding(tiny: Any, tmp_path: Pa
     )
     assert strided.method.student[0].weight.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(plain.method.student[0].weight, strided.method.student[0].weight, atol=1e-5, rtol=1e-4)
+
+
+def test_compiled_networks_train_to_the_same_result(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def trace_only(module: nn.Module) -> None:
+        """torch.compile without its code generator, which takes minutes."""
+        compiled.append(type(module).__name__)
+        module._compiled_call_impl = torch.compile(module._call_impl, backend="eager")
+
+    monkeypatch.setattr(nn.Module, "compile", trace_only)
+    plain, traced = (
+        tiny.tiny_fit(tiny.tiny_config(compile=flag, steps=3, track_drift=True), tiny.runtime(tmp_path / str(flag)))
+        for flag in (False, True)
+    )
+    assert compiled == ["Sequential", "Sequential"]
+    tiny.assert_same_bits(tiny.weights(plain), tiny.weights(traced))
 
 
 @pytest.mark.skipif(not cpu_supports("bfloat16"), reason="this CPU has no bfloat16 arithmetic")
