@@ -22,9 +22,9 @@ CROP_ATTEMPTS = 10
 
 def normalised(image: Any) -> Tensor:
     """A PIL image as a float tensor [3, H, W] with ImageNet's statistics."""
-    pixels = torch.from_numpy(np.array(image.convert("RGB"), dtype=np.float32)).permute(2, 0, 1) / 255.0
-    mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
-    return ((pixels - mean[:, None, None]) / std[:, None, None]).contiguous()
+    pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
+    mean, std = (255.0 * torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return pixels.sub_(mean).div_(std).contiguous()
 
 
 class CentreCrop:

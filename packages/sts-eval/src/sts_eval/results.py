@@ -76,7 +76,7 @@ def check_entry(entry: Entry) -> None:
 
 def entry_key(entry: Entry) -> tuple[Any, ...]:
     """What makes two entries the same measurement; details such as k or the corruption count, settings do not."""
-    details = ("k", "temperature", "corruption", "severity", "epoch", "backend", "granularity", "protocol_name")
+    details = ("k", "temperature", "corruption", "severity", "epoch", "backend")
     return tuple(entry.get(key) for key in (*REQUIRED[:3], "which", *details))
 
 

@@ -1,0 +1,31 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[2] / "packages" / "sts-eval" / "README.md"
+
+
+def test_the_examples_of_the_readme_run_and_print_what_they_say(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    printed = []
+    for block in blocks:
+        done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    found = re.match(r"20-NN ([\d.]+)   L-BFGS ([\d.]+)   BYOL's protocol ([\d.]+) \(best ([\d.]+)\)", printed[0])
+    assert found is not None
+    assert all(float(number) > 80.0 for number in found.groups())
+    assert printed[1].startswith("72.7\n")
+    assert "(81.00 ± 2.48 (3 seeds))" in printed[1]
+    assert "dataset cifar10 instead of imagenet" in printed[1]
+
+
+@pytest.mark.parametrize("name", re.findall(r"^\| `([a-z_]+)`", README.read_text(), re.MULTILINE))
+def test_names_in_the_readme_exist(name):
+    import sts_eval
+
+    assert hasattr(sts_eval, name)
