@@ -1,0 +1,170 @@
+"""How long a teacher update takes, against the incumbents, in one process and interleaved.
+
+    ci/bench core                      both networks, table into the README
+    ci/bench core --rounds 10 --dry    a quick look, nothing is written
+
+Every figure is a ratio to the temporal moving average by `torch._foreach_lerp_` on the same network in the same run:
+CPU time of one thread, the least of many rounds (and the median in brackets). LW and module updates touch a random
+part of the tensors, so for them the mean over all rounds is what counts.
+"""
+
+import argparse
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, median
+
+import timm
+import torch
+from ema_pytorch import EMA
+from lightly.models.utils import update_momentum
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from sts_core import Smoother, SmoothingConfig, TeacherBank, make_teacher, temporal_moving_average
+
+README = Path(__file__).parents[1] / "README.md"
+NETWORKS = {"ResNet-50": "resnet50", "ViT-B/16": "vit_base_patch16_224"}
+GRANULARITIES = {"LW": "layer", "module": "module", "CW": "channel", "NW": "neuron"}
+PROBABILITIES = (0.5, 0.7, 0.9, 0.99, 0.999)
+Case = Callable[[], object]
+
+
+def naive(student: nn.Module, teacher: nn.Module, p: float, granularity: str) -> Case:
+    """The paper's pseudo-code with masks by torch.rand and torch.where."""
+    pairs = [(s.detach(), t.detach()) for s, t in zip(student.parameters(), teacher.parameters(), strict=True)]
+
+    def shape(t: Tensor) -> tuple[int, ...]:
+        return tuple(t.shape) if granularity == "neuron" else (t.shape[0], *[1] * (t.dim() - 1))
+
+    def update() -> None:
+        for s, t in pairs:
+            average = 0.99 * t + 0.01 * s
+            t.copy_(torch.where(torch.rand(shape(t)) < p, t, average) if p else average)
+
+    return update
+
+
+def incumbents(student: nn.Module) -> dict[str, Case]:
+    foreach = [p.detach() for p in make_teacher(student).parameters()]
+    weights = [p.detach() for p in student.parameters()]
+    averaged = AveragedModel(student, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+    averaged.n_averaged.fill_(1)
+    timms = ModelEmaV3(student, decay=0.99)
+    lucid = EMA(student, beta=0.99, update_after_step=0, update_every=1, min_value=0.99, use_foreach=True)
+    lucid.initted.fill_(True)
+    lucid.step.fill_(10_000)
+    other = make_teacher(student)
+    return {
+        "TMA, `torch._foreach_lerp_`": lambda: torch._foreach_lerp_(foreach, weights, 0.01),
+        "TMA, the paper's loop": naive(student, make_teacher(student), 0.0, "layer"),
+        "TMA, `AveragedModel`": lambda: averaged.update_parameters(student),
+        "TMA, timm `ModelEmaV3`": lambda: timms.update(student),
+        "TMA, ema-pytorch": lucid.update,
+        "TMA, lightly `update_momentum`": lambda: update_momentum(student, other, 0.99),
+        "CW p=.7, rand + where": naive(student, make_teacher(student), 0.7, "channel"),
+        "NW p=.7, rand + where": naive(student, make_teacher(student), 0.7, "neuron"),
+    }
+
+
+def ours(student: nn.Module, momentum: float, backend: str) -> dict[str, Case]:
+    def case(p: float, granularity: str) -> Case:
+        config = SmoothingConfig(momentum=momentum, preserve_probability=p, granularity=granularity, buffers="keep")
+        return Smoother(student=student, teacher=make_teacher(student), config=config, seed=0, backend=backend).update
+
+    if backend == "reference":
+        chosen = [("LW", 0.7), ("CW", 0.7), ("NW", 0.7), ("NW", 0.99)]
+        return {f"without a compiler, {label} p={p}": case(p, GRANULARITIES[label]) for label, p in chosen}
+    cases = {f"sts-core, p=0, m={momentum}": case(0.0, "layer")}
+    for label, granularity in GRANULARITIES.items():
+        for p in PROBABILITIES:
+            cases[f"sts-core {label} p={p}, m={momentum}"] = case(p, granularity)
+    return cases
+
+
+def bank(student: nn.Module) -> dict[str, Case]:
+    configs = {str(k): temporal_moving_average(0.99 + k / 1000, buffers="keep") for k in range(8)}
+    return {"sts-core `TeacherBank` of 8 TMA teachers": TeacherBank(student=student, configs=configs, seed=0).update}
+
+
+def measure(cases: dict[str, Case], rounds: int, slow: int) -> dict[str, list[float]]:
+    """CPU seconds of every case in every round; the slow ones join in every `slow`-th only."""
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(rounds):
+        for name, case in cases.items():
+            if turn and turn % slow and times[name][0] > 5 * times[next(iter(cases))][0]:
+                continue
+            start = time.process_time()
+            case()
+            times[name].append(time.process_time() - start)
+        print(f"\r  round {turn + 1} of {rounds}", end="", flush=True)
+    print()
+    return times
+
+
+def row(name: str, times: dict[str, list[float]]) -> str:
+    base = times["TMA, `torch._foreach_lerp_`"]
+    taken = times[name]
+    if "LW" in name or "module" in name:
+        return f"{mean(taken) / mean(base):.2f} (mean)"
+    return f"{min(taken) / min(base):.2f} ({median(taken) / median(base):.2f})"
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{names[0] if names else platform.machine()} ({capability}), one thread, torch {torch.__version__.split('+')[0]}"
+
+
+def table(results: dict[str, dict[str, list[float]]]) -> str:
+    first = next(iter(results.values()))
+    lines = [
+        f"Measured on {machine()}: CPU time as a ratio to `torch._foreach_lerp_`, least of all rounds (median).",
+        "",
+        "| update | " + " | ".join(results) + " |",
+        "|---" * (len(results) + 1) + "|",
+    ]
+    lines += [f"| {name} | " + " | ".join(row(name, times) for times in results.values()) + " |" for name in first]
+    return "\n".join(lines)
+
+
+def write(text: str, path: Path, mark: str) -> None:
+    """Put the text between the file's two marks."""
+    begin, end = f"<!-- bench:{mark} -->", f"<!-- /bench:{mark} -->"
+    before, rest = path.read_text().split(begin)
+    path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--slow", type=int, default=6, help="every so many rounds for slow cases")
+    parser.add_argument("--network", choices=list(NETWORKS), help="one network only")
+    parser.add_argument("--dry", action="store_true", help="print the table and leave the README alone")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = {}
+    for label, name in NETWORKS.items():
+        if arguments.network not in (None, label):
+            continue
+        print(label)
+        student = timm.create_model(name)
+        cases = {
+            **incumbents(student),
+            **ours(student, 0.99, "auto"),
+            **ours(student, 0.0, "auto"),
+            **bank(student),
+            **ours(student, 0.99, "reference"),
+        }
+        results[label] = measure(cases, arguments.rounds, arguments.slow)
+    text = table(results)
+    print(text)
+    if not arguments.dry:
+        write(text, README, "core")
+
+
+if __name__ == "__main__":
+    main()
