@@ -99,15 +99,10 @@ def shift_flip(images: Tensor, shifts: IntArray, flip: BoolArray, *, padding: in
     h, w = images.shape[1:3]
     rows = _reflect(np.arange(h) + (shifts[:, :1] - padding), h)
     columns = _reflect(np.arange(w) + (shifts[:, 1:] - padding), w)
-    columns = np.where(flip[:, None], w - 1 - columns, columns)
-    starts = torch.from_numpy(rows * w + (np.arange(len(images)) * h * w)[:, None]).to(images.device)
-    return _gather_pixels(images, starts[:, :, None] + torch.from_numpy(columns).to(images.device)[:, None, :])
-
-
-def _gather_pixels(images: Tensor, positions: Tensor) -> Tensor:
-    """The pixels at `positions` [N, h, w], counted through the whole batch."""
-    taken = images.reshape(-1, images.shape[3]).index_select(0, positions.reshape(-1))
-    return taken.reshape(*positions.shape, images.shape[3])
+    columns = np.where(flip[:, None], w - 1 - columns, columns).astype(np.int32)
+    starts = (rows * w + (np.arange(len(images)) * h * w)[:, None]).astype(np.int32)
+    positions = torch.from_numpy(starts[:, :, None] + columns[:, None, :]).to(images.device)
+    return images.reshape(h * w * len(images), -1).index_select(0, positions.reshape(-1)).reshape(images.shape)
 
 
 def move(images: Tensor, matrices: FloatArray) -> Tensor:

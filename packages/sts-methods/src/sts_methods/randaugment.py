@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sts_methods.colour import luma, saturation
+from sts_methods.colour import luma
 from sts_methods.draws import FloatArray, IntArray
 from sts_methods.geometry import move
 from sts_methods.views import StrongView
@@ -90,27 +90,23 @@ def _pixels(planes: Tensor) -> Tensor:
 
 
 def _tone(x: Tensor, operations: Operations) -> Tensor:
-    """Brightness f·x, contrast μ + f·(x − μ) and auto-contrast 255·(x − low)/(high − low): all are a·x + b."""
+    """a·x + e·L + b with L the luma and μ its mean.
+
+    Brightness f·x, colour L + f·(x − L), contrast μ + f·(x − μ), auto-contrast 255·(x − low)/(high − low) per channel.
+    """
     values = _planes(x)
-    slope = _column(operations.enhancement, x).repeat(1, 3, 1, 1)
-    offset = torch.zeros_like(slope)
-    contrast, auto = (np.flatnonzero(operations.code == CODE[name]) for name in ("contrast", "auto_contrast"))
-    if len(contrast):
-        chosen = torch.from_numpy(contrast).to(x.device)
-        mean = luma(values.index_select(0, chosen)).mean(dim=(2, 3), keepdim=True).add_(0.5).floor_()
-        offset[chosen] = mean * (1 - slope[chosen])
-    if len(auto):
-        chosen = torch.from_numpy(auto).to(x.device)
-        low, high = values.index_select(0, chosen).flatten(2).aminmax(dim=2)
-        stretch = torch.where(high > low, 255.0 / (high - low).clamp_(min=1.0), 1.0)
-        slope[chosen] = stretch[:, :, None, None]
-        offset[chosen] = torch.where(high > low, -low * stretch, 0.0)[:, :, None, None]
-    # The tiny shift keeps products that should be whole numbers from falling below them in float32.
-    return _pixels(values.mul_(slope).add_(offset + 1e-4).clamp_(0, 255))
-
-
-def _colour(x: Tensor, operations: Operations) -> Tensor:
-    return _pixels(saturation(_planes(x), _column(operations.enhancement, x)))
+    gray = luma(values)
+    slope = _column(operations.enhancement, x)
+    is_colour, is_contrast, is_auto = (
+        _column((operations.code == CODE[name]).astype(np.int64), x) for name in ("colour", "contrast", "auto_contrast")
+    )
+    mean = gray.mean(dim=(2, 3), keepdim=True).add_(0.5).floor_()
+    low, high = (v[:, :, None, None] for v in values.flatten(2).aminmax(dim=2))
+    stretch = torch.where(high > low, 255.0 / (high - low).clamp_(min=1.0), 1.0)
+    offset = mean * (1 - slope) * is_contrast - low * stretch * is_auto * (high > low)
+    values.mul_(torch.where(is_auto > 0, stretch, slope)).addcmul_(gray, (1 - slope) * is_colour)
+    # The tiny shift keeps sums that should be whole numbers from falling below them in float32.
+    return _pixels(values.add_(offset + 1e-4).clamp_(0, 255))
 
 
 def _equalise(x: Tensor, operations: Operations) -> Tensor:
@@ -125,16 +121,13 @@ def _equalise(x: Tensor, operations: Operations) -> Tensor:
     return _pixels(table.gather(1, values).reshape(n, c, h, w))
 
 
-def _posterise(x: Tensor, operations: Operations) -> Tensor:
-    """Keep the upper 4 + ⌊4·level/10⌋ bits."""
-    kept = 256 - (1 << (4 - 4 * operations.level // 10))
-    return x & _column(kept, x).to(torch.uint8)
-
-
-def _solarise(x: Tensor, operations: Operations) -> Tensor:
-    """Invert the values from 256 − ⌊256·level/10⌋ up."""
-    threshold = _column(256 - 256 * operations.level // 10, x).to(torch.uint8)
-    return torch.where(x < threshold, x, 255 - x)
+def _levels(x: Tensor, operations: Operations) -> Tensor:
+    """Posterise: keep the upper 4 + ⌊4·level/10⌋ bits. Solarise: invert the values from 256 − ⌊256·level/10⌋ up."""
+    posterise = operations.code == CODE["posterise"]
+    kept = np.where(posterise, 256 - (1 << (4 - 4 * operations.level // 10)), 255)
+    last = np.where(posterise, 255, 255 - 256 * operations.level // 10)
+    x = x & _column(kept, x).to(torch.uint8)
+    return torch.where(x <= _column(last, x).to(torch.uint8), x, 255 - x)
 
 
 def _sharpness(x: Tensor, operations: Operations) -> Tensor:
@@ -175,11 +168,9 @@ def _members(*names: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 GROUPS: tuple[tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], Callable[[Tensor, Operations], Tensor]], ...] = (
-    (_members("auto_contrast", "brightness", "contrast"), _tone),
-    (_members("colour"), _colour),
+    (_members("auto_contrast", "brightness", "colour", "contrast"), _tone),
     (_members("equalise"), _equalise),
-    (_members("posterise"), _posterise),
-    (_members("solarise"), _solarise),
+    (_members("posterise", "solarise"), _levels),
     (_members("sharpness"), _sharpness),
     (_members("rotate", "shear_x", "shear_y", "translate_x", "translate_y"), _affine),
 )
@@ -194,7 +185,6 @@ def cutout_(images: Tensor, u: FloatArray, *, share: float) -> Tensor:
     side = int(share * w)
     first = np.maximum(u * w - side / 2, 0).astype(np.int64)[:, :, None]
     inside = (np.arange(w) >= first) & (np.arange(w) <= first + side)
-    columns = torch.from_numpy(np.repeat(inside[:, 0], c, axis=1)).to(images.device)[:, None, :]
-    rows = torch.from_numpy(inside[:, 1]).to(images.device)[:, :, None]
-    images.view(n, h, w * c).masked_fill_(rows & columns, GRAY)
+    square = inside[:, 1, :, None] & np.repeat(inside[:, 0], c, axis=1)[:, None, :]
+    images.view(n, h, w * c).masked_fill_(torch.from_numpy(square).to(images.device), GRAY)
     return images
