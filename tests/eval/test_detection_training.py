@@ -230,6 +230,7 @@ def test_a_tree_without_annotations_stops_before_anything_is_written(tree, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_three_hundred_iterations_overfit_four_images(tree):
     result = detection_transfer(narrow_backbone(), narrow_config(tree, iterations=300))
     present = [scores for name, scores in result.scores.per_class.items() if name not in result.scores.absent_classes]
