@@ -31,6 +31,7 @@ from sts_eval.linear import LinearProbeResult, linear_probe
 from sts_eval.linear_config import LinearProbeConfig, byol_protocol, fast_protocol, moco_protocol
 from sts_eval.neighbours import NeighboursConfig, NeighboursResult, nearest_neighbours
 from sts_eval.published import PUBLISHED, PublishedNumber, published, published_rows
+from sts_eval.report import write_report
 from sts_eval.results import RunResults, add_entries, read_results, write_results
 from sts_eval.source import Backbone, load_source
 
@@ -93,5 +94,6 @@ __all__ = [
     "smoothing_effect",
     "teacher_dynamics",
     "top_k_accuracy",
+    "write_report",
     "write_results",
 ]
