@@ -221,3 +221,13 @@ def test_errors_are_of_one_family_and_survive_pickling() -> None:
         assert isinstance(error, StsError)
         assert isinstance(error, ValueError)
         assert str(error) == "a sentence"
+
+
+def test_a_teacher_that_moves_between_forward_and_backward_is_caught_by_autograd(student: nn.Module) -> None:
+    teacher = make_teacher(student)
+    smoother = build(student, teacher, config=temporal_moving_average(0.5))
+    inputs = torch.ones(2, 70, requires_grad=True)
+    output = teacher.head(inputs).square().sum()
+    smoother.update()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.backward()

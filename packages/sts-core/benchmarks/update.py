@@ -116,7 +116,8 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"{names[0] if names else platform.machine()} ({capability}), one thread, torch {torch.__version__.split('+')[0]}"
+    name = names[0] if names else platform.machine()
+    return f"{name} ({capability}), one thread, torch {torch.__version__.split('+')[0]}"
 
 
 def table(results: dict[str, dict[str, list[float]]]) -> str:

@@ -33,7 +33,7 @@ typedef struct {
     uint32_t step, kind;
     float momentum, pull;     /* pull: 1 - m */
     uint32_t high[3], low[3]; /* 48-bit thresholds of a pair of weights: upper 16 and lower 32 bits */
-    const uint32_t *gaps;     /* p^g * 2^32 for g = 1 .. NUM_GAPS */
+    const uint64_t *gaps;     /* p^g * 2^32 for g = 1 .. NUM_GAPS */
     const uint32_t *guide;    /* smallest gap that a word with these upper 10 bits can mean */
 } Rule;
 

@@ -55,7 +55,7 @@ class _Rule(ctypes.Structure):
         ("pull", ctypes.c_float),
         ("high", ctypes.c_uint32 * 3),
         ("low", ctypes.c_uint32 * 3),
-        ("gaps", ctypes.POINTER(ctypes.c_uint32)),
+        ("gaps", ctypes.POINTER(ctypes.c_uint64)),
         ("guide", ctypes.POINTER(ctypes.c_uint32)),
     )
 
@@ -110,8 +110,9 @@ def _compiler() -> str:
 
 
 def _flags() -> list[str]:
-    simd = ["-mavx2", "-mfma"] if torch.backends.cpu.get_cpu_capability().startswith("AVX") else []
-    return ["-O3", "-ffp-contract=off", "-std=gnu11", "-shared", "-fPIC", *simd]
+    capability = torch.backends.cpu.get_cpu_capability()
+    level = {"AVX2": ["-march=x86-64-v3"], "AVX512": ["-march=x86-64-v4", "-mprefer-vector-width=256"]}
+    return ["-O3", "-ffp-contract=off", "-std=gnu11", "-shared", "-fPIC", *level.get(capability, [])]
 
 
 def _cache_folder() -> Path:
@@ -156,8 +157,7 @@ def _gap_tables(probability: float) -> tuple[Any, Any]:
         while gap and word >= thresholds[gap - 1]:
             gap -= 1
         guide.append(gap)
-    clipped = [min(t, masks.WORD - 1) for t in thresholds]
-    return (ctypes.c_uint32 * len(thresholds))(*clipped), (ctypes.c_uint32 * len(guide))(*guide)
+    return (ctypes.c_uint64 * len(thresholds))(*thresholds), (ctypes.c_uint32 * len(guide))(*guide)
 
 
 @lru_cache(maxsize=256)
@@ -170,7 +170,9 @@ def _template(rule: Rule) -> _Rule:
         kind = "all"
     elif kind == "neuron" and masks.is_sparse(p):
         kind = "sparse"
-        filled.gaps, filled.guide = (ctypes.cast(t, ctypes.POINTER(ctypes.c_uint32)) for t in _gap_tables(p))
+        gaps, guide = _gap_tables(p)
+        filled.gaps = ctypes.cast(gaps, ctypes.POINTER(ctypes.c_uint64))
+        filled.guide = ctypes.cast(guide, ctypes.POINTER(ctypes.c_uint32))
     elif kind == "neuron":
         kind = "dense"
         for index, value in enumerate(masks.pair_thresholds(p)):

@@ -48,6 +48,8 @@ class _Binding:
             self._bind()
         for kernel in self._kernels:
             kernel.update(rules)
+        # Kernels write through raw pointers: tell autograd, which guards tensors saved for a backward pass.
+        torch.autograd.graph.increment_version([teacher for p in self._pairs for teacher in p.teachers])
 
 
 def _check_bindable(name: str, student: Tensor, teacher: Tensor) -> None:
