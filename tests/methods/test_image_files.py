@@ -13,6 +13,7 @@ from PIL import Image
 
 from sts_core.errors import ConfigError, StsError
 from sts_methods import Batch, DataConfig, ImageReadError, TrainingData, build_training_data, evaluation_data
+from sts_methods.datasets import ImageArrays, Paths, open_source
 from sts_methods.reading import read_image
 
 NUM_IMAGES = 24
@@ -195,3 +196,47 @@ def test_missing_folders_are_named(tmp_path: Path) -> None:
         build(config_of(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="check root"):
         build(config_of(tmp_path, dataset="images"))
+
+
+def test_paths_keep_their_order_and_any_name() -> None:
+    names = ["b/ä.jpg", "a.png", "", "c/\udcff.jpg"]
+    paths = Paths(names)
+    assert list(paths) == names
+    assert paths[1:3] == names[1:3]
+    assert len(paths) == 4
+    with pytest.raises(IndexError):
+        paths[4]
+
+
+def write_cifar(root: Path, *, coarse: bool) -> np.ndarray:
+    """Files of CIFAR's layout with four images each; returns those of the training set, [N, 32, 32, 3]."""
+    rng = np.random.default_rng(0)
+    folder = root / ("cifar-100-python" if coarse else "cifar-10-batches-py")
+    folder.mkdir(parents=True)
+    names = ["train", "test"] if coarse else [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+    rows = {name: rng.integers(0, 256, (4, 3072), dtype=np.uint8) for name in names}
+    for name, data in rows.items():
+        (folder / name).write_bytes(pickle.dumps({"data": data, "labels": [0, 1, 2, 3], "fine_labels": [0, 1, 2, 3]}))
+    meta = {"label_names": list("abcd"), "fine_label_names": list("abcd")}
+    (folder / ("meta" if coarse else "batches.meta")).write_bytes(pickle.dumps(meta))
+    return np.concatenate([rows[name] for name in names[:-1]]).reshape(-1, 3, 32, 32)
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
+def test_cifar_is_read_as_torchvision_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str) -> None:
+    from torchvision.datasets import cifar
+
+    images = write_cifar(tmp_path, coarse=dataset == "cifar100")
+    monkeypatch.setattr(cifar, "check_integrity", lambda path, md5=None: Path(path).exists())
+    source = open_source(dataset, str(tmp_path), "train", image_size=32)  # type: ignore[arg-type]
+    assert isinstance(source, ImageArrays)
+    assert np.array_equal(source.images.numpy(), images)
+    assert source.labels is not None
+    assert source.labels[:4].tolist() == [0, 1, 2, 3]
+    assert source.classes == tuple("abcd")
+
+
+def test_damaged_cifar_files_are_an_error_that_says_where_they_belong(tmp_path: Path) -> None:
+    write_cifar(tmp_path, coarse=False)
+    with pytest.raises(ConfigError, match="cifar-10-batches-py"):
+        open_source("cifar10", str(tmp_path), "train", image_size=32)

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sts_methods.data import normalise
-from sts_methods.datasets import IMAGENET_STATISTICS, STATISTICS, ImageArrays, ImageFiles
+from sts_methods.datasets import IMAGENET_STATISTICS, STATISTICS, ImageArrays, ImageFiles, Paths
 from sts_methods.feeds import ArrayFeed, FileFeed, FileViews, Request
 from sts_methods.sampler import Keys
 from sts_methods.views import Views, two_views, weak_and_strong
@@ -104,7 +104,7 @@ def one_by_one(dataset: PillowFiles) -> Pipeline:
 
 
 def our_files(paths: Sequence[str], *, finish: bool, floats: bool = False) -> Pipeline:
-    source = ImageFiles(tuple(paths), None, None)
+    source = ImageFiles(Paths(paths), None, None)
     reader = FileViews(source, two_views(image_size=224), seed=0, skip=False, finish=finish, labelled_set=None)
 
     def run(number: int) -> Any:
@@ -137,7 +137,7 @@ def loader_pipelines(paths: Sequence[str], num_groups: int) -> dict[str, Pipelin
 
         return run
 
-    source = ImageFiles(tuple(paths), None, None)
+    source = ImageFiles(Paths(paths), None, None)
     feed = FileFeed(
         source, two_views(image_size=224), seed=0, device=torch.device("cpu"), num_workers=1, skip=False,
         on_device=False, labelled_set=None,

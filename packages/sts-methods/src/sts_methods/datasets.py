@@ -1,8 +1,12 @@
 """Where images come from: arrays held in memory (digits, CIFAR, npz files) or files read one by one (folders)."""
 
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import torch
@@ -49,11 +53,39 @@ class ImageArrays:
         return ImageArrays(images, self.labels, self.classes)
 
 
+class Paths(Sequence[str]):
+    """Many paths in one block of memory.
+
+    A million Python strings would be copied into every loader process, as reference counts touch their pages.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        encoded = [path.encode("utf-8", "surrogateescape") for path in paths]
+        self._ends = np.cumsum([0, *map(len, encoded)])
+        self._text = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._text[self._ends[index] : self._ends[index + 1]].tobytes().decode("utf-8", "surrogateescape")
+
+
 @dataclass(frozen=True)
 class ImageFiles:
     """Images on disk."""
 
-    paths: tuple[str, ...]
+    paths: Paths
     """Sorted, so that an index means the same image on every machine."""
     labels: IntArray | None
     """Class of each image, or None."""
@@ -109,9 +141,31 @@ def cifar(dataset: DatasetName, root: str, split: Split) -> ImageArrays:
     from torchvision.datasets import CIFAR10, CIFAR100
 
     reader = CIFAR10 if dataset == "cifar10" else CIFAR100
-    data = reader(root, train=split == "train", download=not (Path(root) / reader.base_folder).exists())
+    folder = Path(root) / reader.base_folder
+    try:
+        if not folder.exists():
+            with _locked(Path(root)):
+                reader(root, download=True)
+        try:
+            data = reader(root, train=split == "train")
+        except RuntimeError:  # not intact: perhaps another worker is still unpacking
+            with _locked(Path(root)):
+                data = reader(root, train=split == "train")
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"{dataset} needs {reader.url} unpacked in {folder}, which failed ({error}): do so"
+        ) from error
     images = torch.from_numpy(np.ascontiguousarray(data.data.transpose(0, 3, 1, 2)))
     return ImageArrays(images, np.asarray(data.targets, dtype=np.int64), tuple(data.classes))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Of several workers on a machine, one downloads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def arrays(path: Path, split: Split) -> ImageArrays:
@@ -151,10 +205,10 @@ def image_folder(root: Path, split: Split) -> ImageFiles:
     if not base.is_dir():
         raise ConfigError(f"dataset 'imagefolder' needs the folder {base}, which does not exist: check root")
     classes = tuple(sorted(folder.name for folder in base.iterdir() if folder.is_dir()))
-    found = [(str(path), label) for label, name in enumerate(classes) for path in _images_below(base / name)]
+    found = [(path, label) for label, name in enumerate(classes) for path in _images_below(base / name)]
     if not found:
         raise ConfigError(f"dataset 'imagefolder' needs one folder of images per class, got none in {base}: check root")
-    return ImageFiles(tuple(p for p, _ in found), np.array([k for _, k in found], dtype=np.int64), classes)
+    return ImageFiles(Paths(p for p, _ in found), np.array([k for _, k in found], dtype=np.int64), classes)
 
 
 def unlabelled_images(root: Path, split: Split) -> ImageFiles:
@@ -166,8 +220,9 @@ def unlabelled_images(root: Path, split: Split) -> ImageFiles:
     paths = _images_below(root)
     if not paths:
         raise ConfigError(f"dataset 'images' needs a folder with images, got none below {root}: check root")
-    return ImageFiles(tuple(str(path) for path in paths), None, None)
+    return ImageFiles(Paths(paths), None, None)
 
 
-def _images_below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+def _images_below(folder: Path) -> list[str]:
+    found = (os.path.join(base, name) for base, _, names in os.walk(folder, followlinks=True) for name in names)
+    return sorted(path for path in found if os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES)
