@@ -14,6 +14,7 @@ import torch
 
 from sts_eval import read_results
 from sts_methods.checkpoint import read_checkpoint
+from sts_methods.optim import OptimizerConfig
 from sts_pipelines.errors import RunError
 from sts_pipelines.launcher import Job, launch
 from sts_pipelines.pipeline import PipelineConfig
@@ -81,8 +82,10 @@ def undisturbed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def family_jobs(tiny: Tiny, storage: Path, *, num_workers: int) -> list[Job]:
+    # A small learning rate, since large ones amplify rounding: sums in another order soon become other weights.
+    changes = {"steps": STEPS, "checkpoint_every_steps": 5, "keep_checkpoints": 9}
     pipelines = [
-        tiny(name, num_workers=num_workers, storage=storage, steps=STEPS, checkpoint_every_steps=5, keep_checkpoints=9)
+        tiny(name, num_workers=num_workers, storage=storage, optimizer=OptimizerConfig(lr=0.01), **changes)
         for name in FAMILIES
     ]
     return [Job(label=p.name, pipeline=p, folder=p.folder) for p in pipelines]
@@ -93,8 +96,10 @@ def test_every_family_on_two_workers_equals_one(undisturbed: Path, tmp_path: Pat
     launch(jobs, name="families", folder=undisturbed / "families")
     for alone, job in zip(family_jobs(tiny, tmp_path, num_workers=0), jobs, strict=True):
         launch([alone], name=alone.pipeline.run_name, folder=alone.folder)
-        # Sums in another order, amplified by batch norm and thirty steps: early steps agree closely, later ones less.
-        assert difference(weights(job.folder, 5), weights(alone.folder, 5)) < 2e-3, job.label
+        two, one, end = weights(job.folder, 5), weights(alone.folder, 5), weights(alone.folder, STEPS)
+        for name in one:
+            moved = difference({name: one[name]}, {name: end[name]})
+            assert difference({name: two[name]}, {name: one[name]}) <= 1e-2 * moved + 1e-6, (job.label, name)
         assert read_results(job.folder).entries
         assert read_checkpoint(job.folder / "checkpoints" / f"step-{STEPS:08d}")["meta"]["world_size"] == 2
 
