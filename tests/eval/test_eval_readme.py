@@ -9,8 +9,7 @@ README = Path(__file__).parents[2] / "packages" / "sts-eval" / "README.md"
 
 
 def test_the_examples_of_the_readme_run_and_print_what_they_say(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[:2]  # the others: test_report_readme.py
     printed = []
     for block in blocks:
         done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False)
