@@ -105,6 +105,15 @@ def test_a_nonfinite_loss_stops_before_it_touches_the_weights(tiny: Any, tmp_pat
     assert all(torch.isfinite(tensor).all() for tensor in state["method"].values())
 
 
+def test_weights_that_are_not_finite_never_reach_a_checkpoint(tiny: Any, tmp_path: Path) -> None:
+    config = tiny.tiny_config(method=tiny.TinyConfig(nan_gradient_at_step=5))
+    with pytest.raises(NonFiniteLossError, match=r"'predictor\.bias' is not at step 6"):
+        tiny.tiny_fit(config, tiny.runtime(tmp_path))
+    state = tiny.runtime(tmp_path).restore()
+    assert state is not None
+    assert state["meta"]["step"] == 4
+
+
 def test_a_nonfinite_loss_can_be_left_out_with_a_warning(tiny: Any, tmp_path: Path) -> None:
     config = tiny.tiny_config(method=tiny.TinyConfig(nan_at_step=5), on_nonfinite="warn")
     runtime = tiny.runtime(tmp_path)

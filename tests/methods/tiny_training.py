@@ -25,6 +25,7 @@ from sts_methods.training import TrainingConfig, TrainingResult, fit
 class TinyConfig:
     width: int = 8
     nan_at_step: int = -1
+    nan_gradient_at_step: int = -1
     collapse_from_step: int = 1 << 30
 
 
@@ -60,6 +61,8 @@ class TinyMethod(StudentTeacherMethod):
         self.queue = torch.cat([self.queue[:, 1:], gather_batch(target).mean(dim=0)[:, None]], dim=1)
         if batch.step == self.config.nan_at_step:
             loss = loss * float("nan")
+        if batch.step == self.config.nan_gradient_at_step:
+            loss = loss + (0 * self.predictor.bias).sum().sqrt()  # adds 0, with the derivative 0 * inf
         std = predicted.detach().std(dim=0).mean()
         return StepResult(loss, {"feature_std": std * (batch.step < self.config.collapse_from_step)})
 

@@ -68,9 +68,20 @@ class Guard:
         path = self._save_offender("nonfinite", batches, step, {"loss": loss.item()})
         message = f"the loss must be finite, got {loss.item()} on this rank at step {step} (batch indices in {path})"
         if self.on_nonfinite == "stop":
-            raise NonFiniteLossError(f"{message}: lower the learning rate or use float32, then resume")
+            raise NonFiniteLossError(f"{message}: start a new run with a lower learning rate or in float32")
         warnings.warn(f"{message}: the update was left out", UserWarning, stacklevel=3)
         return False
+
+    def check_weights(self, tensors: Iterable[tuple[str, Tensor]], step: int) -> None:
+        """Raise if a tensor is not finite, so that no checkpoint holds it: a finite loss can have gradients that are not."""
+        named = [(name, tensor) for name, tensor in tensors if tensor.is_floating_point()]
+        finite = torch.isfinite(torch.stack([tensor.detach().sum(dtype=torch.float64) for _, tensor in named]))
+        if not finite.all():
+            name = named[int(finite.int().argmin())][0]
+            raise NonFiniteLossError(
+                f"all weights must be finite, but {name!r} is not at step {step}: the checkpoints before are intact, "
+                f"start a new run with a lower learning rate or in float32"
+            )
 
     def check_health(self, metrics: Mapping[str, float], batches: Sequence[Batch], step: int) -> None:
         """Stop or warn (once per episode) when a health metric, averaged over ranks, fell below its bound."""
@@ -86,7 +97,7 @@ class Guard:
         message = f"the features have collapsed at step {step}: {found} (batch indices in {path})"
         if self.on_collapse == "stop":
             raise CollapseError(
-                f"{message}; smooth the teacher more, lower the learning rate or the bound, then resume"
+                f"{message}: start a new run with more smoothing or a lower learning rate, or resume with lower bounds"
             )
         warnings.warn(f"{message}; training goes on", UserWarning, stacklevel=3)
 

@@ -167,6 +167,8 @@ class Run:
         self._num_images, self._logged_at = 0, now
         self._saved_at = now if save else self._saved_at
         self.guard.check_health(self.metrics, batches, self.step)
+        if save:
+            self.guard.check_weights(self.learner.named_tensors(), self.step)
         self.runtime.report(self.metrics, self.state_dict if save else None)
 
     def _every(self, steps: int | None) -> bool:
