@@ -18,6 +18,13 @@ from sts_methods.reading import read_image
 
 NUM_IMAGES = 24
 
+pytestmark = [
+    # On a machine with one core two loader processes are one too many, which is of no account here.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    # Python from 3.12 on distrusts torch's way of starting them.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory, reference: ModuleType) -> Path:

@@ -16,9 +16,11 @@ from torchvision import transforms
 from sts_methods import host
 from sts_methods.augment import CropDraws, augment_batch, crop_batch, draw_crop_view
 from sts_methods.colour import ORDERS
+from sts_methods.data import normalise
+from sts_methods.datasets import IMAGENET_STATISTICS
 from sts_methods.draws import FloatArray
 from sts_methods.sampler import Keys
-from sts_methods.views import CropView, two_views
+from sts_methods.views import CropView, Views, digit_views, multi_crop, two_views, weak_and_strong
 
 SIZE = 64
 
@@ -143,3 +145,19 @@ def test_views_are_distributed_as_the_references(reference: ModuleType) -> None:
     assert smallest_p(reference_statistics(pictures, rounds, seed=2), theirs) > threshold, "the control must pass"
     weaker = CropView(size=SIZE, blur=0.2)
     assert smallest_p(our_statistics(pictures, rounds, weaker), theirs) < threshold, "the test must see less blur"
+
+
+@pytest.mark.parametrize("recipe", ["byol", "dino", "fixmatch", "digits"])
+def test_views_are_computed_on_the_device_of_the_images(recipe: str) -> None:
+    """On torch's meta device, which computes shapes only and refuses tensors that were left on the CPU."""
+    known: dict[str, Views] = {
+        "byol": two_views(recipe="byol", image_size=32),
+        "dino": multi_crop(image_size=32, num_local=1),
+        "fixmatch": weak_and_strong(image_size=32),
+        "digits": digit_views("byol", image_size=32),
+    }
+    images = torch.zeros(40, 3, 32, 32, dtype=torch.uint8, device="meta")
+    for number, view in enumerate(known[recipe]):
+        made = augment_batch(images, view, keys_of(40), seed=0, stream=16 + number)
+        assert normalise(made, IMAGENET_STATISTICS).device.type == "meta"
+        assert made.shape == (40, 3, view.size, view.size)
