@@ -208,6 +208,28 @@ def test_a_yaml_config_is_read_like_json(make_run: MakeRun) -> None:
     assert smoothing.preserve_probability == 0.5
 
 
+def test_a_method_is_known_by_its_name_or_its_kind(make_run: MakeRun) -> None:
+    folder = make_run("run", p=0.7)
+    config = json.loads((folder / "config.json").read_text())
+    kind = {"kind": config["method"].pop("name"), **config["method"]}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"method": kind}))
+    report = build_report(read_runs([folder]))
+    assert rows_of(table_of(report, "runs"))[0][3] == "byol"
+    assert "paper" in anchors(report)
+
+
+def test_a_benchmark_of_one_severity_is_drawn_without_a_curve_over_severities(family: Path) -> None:
+    for name in ("tma", "sts"):
+        file = family / name / "results.json"
+        results = json.loads(file.read_text())
+        entry = results["entries"][-1]
+        entry |= {"severities": [3], "cells": {key: row[2:3] for key, row in entry["cells"].items()}, "outcomes": None}
+        file.write_text(json.dumps(results))
+    html = to_html(build_report(read_runs([family])))
+    assert "<h3>By corruption</h3>" in html
+    assert 'aria-label="top-1 by severity"' not in html
+
+
 def test_runs_of_one_name_are_told_apart_by_their_folders(make_run: MakeRun) -> None:
     folders = [make_run("a"), make_run("b")]
     for folder in folders:

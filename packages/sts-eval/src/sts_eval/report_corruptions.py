@@ -60,50 +60,43 @@ def _result(run: Run) -> CorruptionResult | None:
 
 
 def _overview(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Figure:
-    """Accuracy by severity and by corruption, all runs in one drawing each."""
+    """Accuracy by severity (if there are several) and by corruption, all runs in one drawing each."""
     colours = colours_of(runs)
-    lines = [
-        Series(run.name, tuple((float(s), v) for s, v in found[run.name].severity_curve.items()), colours[run.name])
-        for run in runs
-    ]
-    ticks = sorted({x for line in lines for x, _ in line.points})
-    label = "top-1, %"
-    curve = line_chart(
-        lines,
-        label="top-1 by severity",
-        x_label="severity, mean over the main corruptions",
-        y_label=label,
-        markers=True,
-        x_ticks=ticks if len(ticks) > 1 else None,
-        height=330,
-    )
-    rows = [
-        (name, g)
-        for g, names in ALL_GROUPS.items()
-        for name in names
-        if any(name in r.corruptions for r in found.values())
-    ]
-    dots = [
-        Series(
-            run.name,
-            tuple(
-                (float(index), found[run.name].corruption_accuracy(name))
-                for index, (name, _) in enumerate(rows)
-                if name in found[run.name].corruptions
-            ),
-            colours[run.name],
-        )
-        for run in runs
-    ]
-    plain = [(name.replace("_", " "), group) for name, group in rows]
-    drawings = [
-        ("By severity", curve),
-        ("By corruption", dot_plot(plain, dots, label="top-1 by corruption", x_label=label)),
-    ]
+    drawings = [("By corruption", _dots(runs, found, colours))]
+    if max(len(result.severities) for result in found.values()) > 1:
+        drawings.insert(0, ("By severity", _curve(runs, found, colours)))
     cells = {len(result.main) * len(result.severities) for result in found.values()}
     count = f"{cells.pop()} cells" if len(cells) == 1 else "the main cells of each run"
     note = f"The last group are the four extra corruptions, which are part of no mean; means are over {count}."
     return Figure("Top-1 on corrupted images, teacher", drawings, legend_of(runs, colours), _table(runs, found), note)
+
+
+def _curve(runs: Sequence[Run], found: Mapping[str, CorruptionResult], colours: Mapping[str, int]) -> str:
+    lines = [
+        Series(run.name, tuple((float(s), v) for s, v in found[run.name].severity_curve.items()), colours[run.name])
+        for run in runs
+    ]
+    return line_chart(
+        lines,
+        label="top-1 by severity",
+        x_label="severity, mean over the main corruptions",
+        y_label="top-1, %",
+        markers=True,
+        x_ticks=sorted({x for line in lines for x, _ in line.points}),
+        height=330,
+    )
+
+
+def _dots(runs: Sequence[Run], found: Mapping[str, CorruptionResult], colours: Mapping[str, int]) -> str:
+    known = {name for result in found.values() for name in result.corruptions}
+    rows = [(name, group) for group, names in ALL_GROUPS.items() for name in names if name in known]
+    series = []
+    for run in runs:
+        result = found[run.name]
+        points = [(i, result.corruption_accuracy(n)) for i, (n, _) in enumerate(rows) if n in result.corruptions]
+        series.append(Series(run.name, tuple((float(i), value) for i, value in points), colours[run.name]))
+    plain = [(name.replace("_", " "), group) for name, group in rows]
+    return dot_plot(plain, series, label="top-1 by corruption", x_label="top-1, %")
 
 
 def _summary(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Table:

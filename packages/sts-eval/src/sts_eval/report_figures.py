@@ -27,7 +27,7 @@ MAX_POINTS = 400
 CURVES = ("loss", "accuracy", "mask_rate", "feature_std", "effective_rank", "images_per_second", "learning_rate")
 """Metrics in the order of interest; others follow by name."""
 MAX_CURVES = 9
-NOT_CURVES = ("step", "epoch", "parameter_drift", "output_drift", "preserve")
+NOT_CURVES = ("step", "epoch", "parameter_drift", "output_drift", "preserve_probability")
 
 
 def colours_of(runs: Sequence[Run]) -> dict[str, int]:

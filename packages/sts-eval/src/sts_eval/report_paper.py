@@ -25,7 +25,7 @@ def _comparable(run: Run) -> RunResults | None:
     if run.results is None:
         return None
     seed = run.results.seed if run.results.seed is not None else run.section.get("seed")
-    conditions = describe_training(run.config) | dict(run.results.conditions)
+    conditions = describe_training(run.section) | dict(run.results.conditions)
     return replace(run.results, run=run.name, seed=seed, conditions=conditions)
 
 

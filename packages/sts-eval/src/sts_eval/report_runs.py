@@ -33,9 +33,13 @@ class Run:
 
     @property
     def section(self) -> Mapping[str, Any]:
-        """The training's config, which pipelines may keep one level down."""
+        """The training's config, which may be one level down; a method's kind, as pipelines write it, is its name."""
         inner = self.config.get("training")
-        return inner if isinstance(inner, Mapping) else self.config
+        section = inner if isinstance(inner, Mapping) else self.config
+        method = section.get("method")
+        if isinstance(method, Mapping) and "name" not in method and "kind" in method:
+            return {**section, "method": {**method, "name": method["kind"]}}
+        return section
 
     @property
     def smoothing(self) -> SmoothingConfig | None:
