@@ -73,7 +73,7 @@ class Guard:
         return False
 
     def check_weights(self, tensors: Iterable[tuple[str, Tensor]], step: int) -> None:
-        """Raise if a tensor is not finite, so that no checkpoint holds it: a finite loss can have gradients that are not."""
+        """Raise if a tensor is not finite, so that no checkpoint holds it: gradients may overflow before the loss."""
         named = [(name, tensor) for name, tensor in tensors if tensor.is_floating_point()]
         finite = torch.isfinite(torch.stack([tensor.detach().sum(dtype=torch.float64) for _, tensor in named]))
         if not finite.all():
