@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sts_core.errors import StsError
 from sts_pipelines.cells import Cell, cells_of
 from sts_pipelines.cluster import TRIAL_CPUS, ray_cluster
-from sts_pipelines.errors import RunError
-from sts_pipelines.launcher import Job, train_on_ray
+from sts_pipelines.errors import RunError, UsageError
+from sts_pipelines.launcher import Job, launch, train_on_ray
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, SweepConfig
 from sts_pipelines.schema import digest, to_dict
 from sts_pipelines.sweep_results import (
@@ -42,7 +43,9 @@ def run_sweep(recipe: SweepConfig) -> list[Outcome]:
     else:
         missing = [cell for cell in cells if not is_finished(folder / cell.name)]
         print(f"{len(cells)} cells, {len(cells) - len(missing)} finished before: {folder}", flush=True)
-        if missing:
+        if missing and recipe.pipeline.cluster.num_workers == 0:
+            _one_after_the_other(recipe, missing, folder)
+        elif missing:
             _tune(recipe, missing, folder)
     found = outcomes(folder, cells, metric=recipe.sweep.metric)
     write_outcomes(found, folder, metric=recipe.sweep.metric)
@@ -74,6 +77,21 @@ def job_of(cell: Cell, pipeline: PipelineConfig, folder: Path) -> Job:
         pipeline=pipeline.with_smoothing(f"{pipeline.name}-{cell.name}", cell.smoothing),
         folder=folder / cell.name,
     )
+
+
+def _one_after_the_other(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
+    """The grid in this process, without Ray."""
+    if recipe.sweep.search != "grid":
+        raise UsageError("a search needs Ray to stop trials: set cluster.num-workers to 1 or more, or search the grid")
+    for cell in cells:
+        job = job_of(cell, recipe.pipeline, folder)
+        forget_errors([job])
+        try:
+            launch([job], name=job.label, folder=job.folder)
+        except StsError as error:  # the other cells are still wanted
+            note_errors([job], str(error))
+        else:
+            check_applied(job)
 
 
 def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:

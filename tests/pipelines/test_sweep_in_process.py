@@ -1,0 +1,91 @@
+"""Sweeps without Ray: resumed, extended, failing cells, and a bank of teachers that equals separate runs to the bit."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sts_methods.checkpoint import read_checkpoint
+from sts_pipelines.cells import cells_of
+from sts_pipelines.errors import RunError
+from sts_pipelines.launcher import launch
+from sts_pipelines.pipeline import GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.sweep import job_of, run_sweep, sweep_folder
+
+Tiny = Callable[..., PipelineConfig]
+
+
+def knn_sweep(tiny: Tiny, **grid: object) -> SweepConfig:
+    pipeline = tiny("byol-digits-sts", steps=2)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
+    return SweepConfig(pipeline=pipeline, sweep=GridConfig(**grid))  # type: ignore[arg-type]
+
+
+def test_a_sweep_writes_table_csv_and_report_and_the_next_one_only_runs_what_is_missing(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = knn_sweep(tiny, momenta=(0.9,), preserve_probabilities=(0.0, 0.5))
+    found = run_sweep(recipe)
+    folder = sweep_folder(recipe)
+    assert [outcome.cell.name for outcome in found] == ["m0.9-p0", "m0.9-p0.5"]
+    assert all(outcome.value is not None for outcome in found)
+    assert (folder / "sweep.csv").is_file()
+    assert (folder / "report" / "report.html").is_file()
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.jsonl")}
+    capsys.readouterr()
+    run_sweep(knn_sweep(tiny, momenta=(0.9,), preserve_probabilities=(0.0, 0.5), with_control=True))
+    assert "3 cells, 2 finished before" in capsys.readouterr().out
+    assert (folder / "m0.95-p0" / "finished.json").is_file()
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_trial_trains_with_the_values_of_its_cell(tiny: Tiny) -> None:
+    recipe = knn_sweep(tiny, cells=((0.9, 0.5), (0.0, 0.7)))
+    run_sweep(recipe)
+    for cell in cells_of(recipe):
+        config = json.loads((sweep_folder(recipe) / cell.name / "config.json").read_text())
+        assert config["smoothing"]["momentum"] == cell.smoothing.momentum
+        assert config["smoothing"]["preserve_probability"] == cell.smoothing.preserve_probability
+
+
+def test_a_cell_that_fails_leaves_the_others_and_is_tried_again(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sts_core.errors import StateError
+    from sts_pipelines import sweep
+
+    def failing(jobs: list[object], **options: object) -> None:
+        if "p0.5" in jobs[0].label:  # type: ignore[attr-defined]
+            raise StateError("the disk is on fire")
+        launch(jobs, **options)  # type: ignore[arg-type]
+
+    recipe = knn_sweep(tiny, momenta=(0.9,), preserve_probabilities=(0.5, 0.0))
+    monkeypatch.setattr(sweep, "launch", failing)
+    with pytest.raises(RunError, match=r"1 of 2 trials failed: m0.9-p0.5 \(the disk is on fire\)"):
+        run_sweep(recipe)
+    assert (sweep_folder(recipe) / "m0.9-p0" / "finished.json").is_file()
+    monkeypatch.undo()
+    assert all(outcome.error is None for outcome in run_sweep(recipe))
+
+
+def test_one_student_gives_the_teachers_of_separate_runs_bit_for_bit(tiny: Tiny, tmp_path: Path) -> None:
+    pipeline = tiny("fixmatch-digits-sts", steps=4)
+    grid = GridConfig(momenta=(0.0, 0.9), preserve_probabilities=(0.0, 0.5), granularities=("layer", "channel"),
+                      one_student=True, metric="few-labels/teacher/top1")  # fmt: skip
+    recipe = SweepConfig(pipeline=pipeline, sweep=grid)
+    found = {outcome.cell.name: outcome for outcome in run_sweep(recipe)}
+    (shared,) = sweep_folder(recipe).glob("fixmatch-digits-sts-*")
+    bank = read_checkpoint(shared / "checkpoints" / "step-00000004")["bank"]["teachers"]
+    assert set(bank) == set(found)
+    for cell in cells_of(recipe):
+        job = job_of(cell, pipeline, tmp_path / "separate")
+        launch([job], name=job.label, folder=job.folder)
+        alone = read_checkpoint(job.folder / "checkpoints" / "step-00000004")["method"]
+        for name, tensor in bank[cell.name].items():
+            assert torch.equal(tensor, alone[f"teacher.{name}"]), (cell.name, name)
+        results = json.loads((job.folder / "results.json").read_text())["entries"]
+        top1 = next(
+            e["value"] for e in results if (e["network"], e["metric"], e["which"]) == ("teacher", "top1", "last")
+        )
+        assert found[cell.name].value == top1
