@@ -38,7 +38,8 @@ def test_a_run_that_crashes_at_random_steps_ends_with_the_same_bits(tiny: Any, t
     config = _everything(tiny)
     straight = tiny.tiny_fit(config, tiny.runtime(tmp_path / "straight"))
     reported = sorted({entry["step"] for entry in tiny.logged(tmp_path / "straight")})
-    for crash_at in sorted(random.Random(seed).sample(reported, 3)):
+    # Step 9 is logged and not saved, so what was logged has to be taken back.
+    for crash_at in sorted({9, *random.Random(seed).sample(reported, 2)}):
         with pytest.raises(tiny.CrashError):
             tiny.tiny_fit(config, tiny.CrashingRuntime(tmp_path / "crashed", crash_at))
     resumed = tiny.tiny_fit(config, tiny.runtime(tmp_path / "crashed"))

@@ -196,8 +196,10 @@ def load_from_lightly(ours: Any, reference: Any) -> None:
         ours.queue.copy_(reference.criterion.memory_bank.bank)
 
 
-def variants(method: str, *, compiled: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def variants(method: str, *, compiled: bool, quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "ours", {}
+    if quick:
+        return
     yield "ours, without channels_last", {"channels_last": False}
     if method == "byol":
         yield "ours, views concatenated (other batch norm statistics)", {"concatenate_views": True}
@@ -221,13 +223,13 @@ def measure(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def compare(case: Case, method: str, *, rounds: int, compiled: bool) -> list[str]:
+def compare(case: Case, method: str, *, rounds: int, compiled: bool, quick: bool) -> list[str]:
     generator = torch.Generator().manual_seed(0)
     shape = (case.batch_size, 3, case.image_size, case.image_size)
     images = (torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
     reference, theirs = lightly_step(case, method, images)
     steps: dict[str, Step] = {"lightly": theirs}
-    for name, options in variants(method, compiled=compiled):
+    for name, options in variants(method, compiled=compiled, quick=quick):
         steps[name] = our_step(case, method, images, reference, **options)
     first = {name: step() for name, step in steps.items() if name in ("lightly", "ours")}
     assert abs(first["ours"] - first["lightly"]) < 1e-3 * abs(first["lightly"]), f"the losses differ: {first}"
@@ -254,6 +256,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="timed steps of each variant")
     parser.add_argument("--batch-size", type=int, help="another batch size, for a quick look")
     parser.add_argument("--only", choices=[f"{m}-{c}" for m in ("byol", "moco") for c in CASES], action="append")
+    parser.add_argument("--quick", action="store_true", help="lightly and ours only, none of the options")
     parser.add_argument("--compile", action="store_true", help="time torch.compile too")
     parser.add_argument("--write", action="store_true", help="put the table into README.md")
     arguments = parser.parse_args()
@@ -268,7 +271,7 @@ def main() -> None:
         for method in ("byol", "moco"):
             if arguments.only and f"{method}-{key}" not in arguments.only:
                 continue
-            rows += compare(case, method, rounds=arguments.rounds, compiled=arguments.compile)
+            rows += compare(case, method, rounds=arguments.rounds, compiled=arguments.compile, quick=arguments.quick)
             print(*rows, sep="\n", flush=True)
     if arguments.write:
         write_between_markers(README, "step", "\n".join(rows) + "\n")
