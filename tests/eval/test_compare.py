@@ -120,6 +120,18 @@ def test_few_labels_find_their_column():
     assert (found.which, found.may_stand) == ("median of the last checkpoints", True)
 
 
+def test_a_detection_transfer_that_judges_itself_incomparable_may_not_stand():
+    def run(**details):
+        entry = {"evaluation": "voc", "network": "teacher", "metric": "AP75", "value": 64.0, "which": "last"}
+        return RunResults(run="a", entries=(entry | details,), seed=0, conditions=IMAGENET)
+
+    (fair,) = compare_with_paper([run(not_comparable=[])])
+    assert (fair.published.printed, fair.may_stand) == ("64.4", True)
+    (other,) = compare_with_paper([run(not_comparable=["200 iterations instead of 24000"])])
+    assert other.obstacles == ("200 iterations instead of 24000",)
+    assert not compare_with_paper([run()])[0].may_stand
+
+
 def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
     def run(smoothing, seed, value):
         entry = {"evaluation": "imagenet-c", "network": "teacher", "metric": "top1", "which": "last"}

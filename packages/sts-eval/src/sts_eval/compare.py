@@ -137,8 +137,8 @@ def _entry_obstacles(row: PaperRow, run: RunResults, entry: Mapping[str, Any]) -
     found = [] if entry["network"] == "teacher" else [f"network {entry['network']} instead of teacher"]
     if row.evaluation == "linear":
         found += protocol_obstacles(str(run.conditions.get("method")), entry)
-    if row.evaluation == "voc" and entry.get("backend") != "detectron2":
-        found.append(f"backend {entry.get('backend')} instead of detectron2")
+    if row.evaluation == "voc":  # the detection transfer judges itself: backend, data, schedule
+        found += [str(reason) for reason in entry.get("not_comparable", ("detection settings unknown",))]
     elif row.evaluation == "voc":
         found += entry.get("not_comparable", [])  # what detection_transfer says of its own data and schedule
     return found
