@@ -13,8 +13,11 @@ from PIL import Image
 
 from sts_core.errors import ConfigError, StsError
 from sts_methods import Batch, DataConfig, ImageReadError, TrainingData, build_training_data, evaluation_data
-from sts_methods.datasets import ImageArrays, Paths, open_source
+from sts_methods.datasets import ImageArrays, ImageFiles, Paths, open_source
+from sts_methods.feeds import FileViews, Request
 from sts_methods.reading import read_image
+from sts_methods.sampler import Keys
+from sts_methods.views import weak_and_strong
 
 NUM_IMAGES = 24
 
@@ -176,19 +179,17 @@ def test_skipping_keeps_the_batch_size_and_counts_and_reports(
 
 
 def test_a_skipped_labelled_image_is_replaced_within_the_labelled_set(folder: Path) -> None:
-    config = config_of(folder, recipe="fixmatch", num_labels=6, on_error="skip")
-    healthy = build(config)
-    assert healthy.label_split is not None
-    paths = sorted(path for path in (folder / "train").rglob("*") if path.is_file())
-    broken = int(healthy.label_split.indices[0])
-    paths[broken].write_bytes(b"broken")
-    data = build(config)
-    (batch,) = batches(data, 1)
-    assert batch.labels is not None
-    assert list(data.skipped) == [broken]
-    assert len(batch.labels) == 8
-    follower = broken // 8  # the next labelled image is of the same class: there are two of each
-    assert follower in batch.labels.tolist()
+    source = open_source("imagefolder", str(folder), "train", image_size=32)
+    assert isinstance(source, ImageFiles)
+    Path(source.paths[5]).write_bytes(b"broken")
+    labelled_set = np.array([2, 5, 11])
+    reader = FileViews(source, weak_and_strong(), seed=0, skip=True, finish=True, labelled_set=labelled_set)
+    drawn = Keys(np.array([5, 2, 5, 11]), np.zeros(4, dtype=np.int64))
+    _, made = reader[Request(0, drawn, drawn)]
+    assert made.indices.tolist() == [6, 2, 6, 11]
+    assert made.labelled_indices is not None
+    assert made.labelled_indices.tolist() == [11, 2, 11, 11]
+    assert list(made.failures) == [5]
 
 
 def test_a_folder_without_a_single_readable_image_is_an_error(folder: Path) -> None:
