@@ -133,9 +133,9 @@ def test_a_detection_transfer_that_judges_itself_incomparable_may_not_stand():
 
 
 def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
-    def run(smoothing, seed, value):
+    def run(smoothing, seed, value, source="released folders"):
         entry = {"evaluation": "imagenet-c", "network": "teacher", "metric": "top1", "which": "last"}
-        entry |= {"value": value, "num_images": 50_000}
+        entry |= {"value": value, "num_images": 50_000, "source": {"source": source}}
         conditions = IMAGENET | {"smoothing": smoothing}
         return RunResults(run=f"{smoothing}{seed}", entries=(entry,), seed=seed, conditions=conditions)
 
@@ -144,6 +144,8 @@ def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
     assert gain.values == (2.0, 1.0)
     assert gain.may_stand
     assert gain.published.value == 1.5
+    mixed = compare_with_paper([run("sts", 0, 42.0), run("tma", 0, 40.0, "generated")])
+    assert mixed[-1].obstacles == ("images generated instead of released",)
     assert not [c for c in compare_with_paper([run("sts", 0, 42.0)]) if c.published.row == "ImageNet-C"]
 
 

@@ -110,6 +110,8 @@ def compare_with_paper(runs: Sequence[RunResults], *, confidence: float = 0.95) 
 
 
 _Cell = dict[Any, tuple[str, float]]
+_Corrupted = tuple[str, float, frozenset[str]]
+"""Run, mean accuracy over the cells (or a difference of two), and what was not as released."""
 
 
 def _setting(run: RunResults) -> str:
@@ -152,31 +154,37 @@ def _comparison(key: tuple[Any, ...], cell: _Cell, confidence: float) -> Compari
 
 def _corruption_gains(runs: Sequence[RunResults], confidence: float) -> list[Comparison]:
     """STS minus TMA in the mean over ImageNet-C's 75 cells, seed by seed, among runs that are otherwise the same."""
-    groups: dict[tuple[str, str, str], dict[str, dict[Any, tuple[str, float, str]]]] = {}
+    groups: dict[tuple[str, str, str], dict[str, dict[Any, _Corrupted]]] = {}
     for run in runs:
         shared = {k: v for k, v in run.conditions.items() if k not in ("smoothing", "granularity")}
         for entry in run.entries:
             if entry["evaluation"] == "imagenet-c" and entry["metric"] == "top1":
                 key = (json.dumps(shared, sort_keys=True), str(entry["network"]), str(entry["which"]))
                 kind = str(run.conditions.get("smoothing"))
-                images = "" if entry.get("num_images") == IMAGENET_TEST_IMAGES else str(entry.get("num_images"))
                 found = groups.setdefault(key, {}).setdefault(kind, {})
-                found[_seed_key(run)] = (run.run, float(entry["value"]), images)
+                found[_seed_key(run)] = (run.run, float(entry["value"]), _foreign_images(entry))
     pairs = {key: _pairs(kinds) for key, kinds in groups.items() if "sts" in kinds and "tma" in kinds}
     return [_gain(key, found, confidence) for key, found in pairs.items() if found]
 
 
-def _pairs(kinds: Mapping[str, Mapping[Any, tuple[str, float, str]]]) -> list[tuple[str, float, str]]:
+def _foreign_images(entry: Mapping[str, Any]) -> frozenset[str]:
+    """In what the images were not those of ImageNet-C as it was released."""
+    count, source = entry.get("num_images"), dict(entry.get("source") or {}).get("source")
+    found = [f"{count} images per cell instead of {IMAGENET_TEST_IMAGES}"] if count != IMAGENET_TEST_IMAGES else []
+    return frozenset(found + ([] if source == "released folders" else [f"images {source} instead of released"]))
+
+
+def _pairs(kinds: Mapping[str, Mapping[Any, _Corrupted]]) -> list[_Corrupted]:
     sts, tma = kinds["sts"], kinds["tma"]
     if set(sts) & set(tma):
-        return [(f"{sts[s][0]} - {tma[s][0]}", sts[s][1] - tma[s][1], sts[s][2]) for s in sts if s in tma]
+        return [(f"{sts[s][0]} - {tma[s][0]}", sts[s][1] - tma[s][1], sts[s][2] | tma[s][2]) for s in sts if s in tma]
     if len(sts) == len(tma) == 1:  # one run of each without a common seed
         (a,), (b,) = sts.values(), tma.values()
-        return [(f"{a[0]} - {b[0]}", a[1] - b[1], a[2])]
+        return [(f"{a[0]} - {b[0]}", a[1] - b[1], a[2] | b[2])]
     return []
 
 
-def _gain(key: tuple[str, str, str], pairs: Sequence[tuple[str, float, str]], confidence: float) -> Comparison:
+def _gain(key: tuple[str, str, str], pairs: Sequence[_Corrupted], confidence: float) -> Comparison:
     shared, network, which = key
     conditions = json.loads(shared)
     wanted = {"method": "byol", "dataset": "imagenet", "backbone": "resnet50", "epochs": 200, "global_batch_size": 256}
@@ -184,9 +192,7 @@ def _gain(key: tuple[str, str, str], pairs: Sequence[tuple[str, float, str]], co
         f"{k} {conditions.get(k, 'unknown')} instead of {v}" for k, v in wanted.items() if conditions.get(k) != v
     ]
     obstacles += [] if network == "teacher" else [f"network {network} instead of teacher"]
-    obstacles += [
-        f"images {images} instead of {IMAGENET_TEST_IMAGES}" for images in sorted({p[2] for p in pairs}) if images
-    ]
+    obstacles += sorted(frozenset().union(*(pair[2] for pair in pairs)))
     names, values = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
     number = published(*CORRUPTION_GAIN)
     return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(obstacles))
