@@ -21,6 +21,7 @@ from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, plain_of
 from sts_pipelines.process_runtime import ProcessRuntime
 from sts_pipelines.progress import Watcher
 from sts_pipelines.schema import from_dict, to_dict
+from sts_pipelines.storage import is_uri, mirror_of
 from sts_pipelines.tracking import build_trackers, check_installed
 from sts_pipelines.yaml_text import write_yaml
 
@@ -62,12 +63,21 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
         with run_lock(folder):
             for job in jobs:
                 write_config(job)
-                trackers = build_trackers(job.pipeline, job.folder)
-                train_job(job, ProcessRuntime(job.folder, label=job.label, trackers=trackers))
+                train_job(job, ProcessRuntime(job.folder, **_surroundings(job)))
         return
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
     with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):
         train_on_ray(jobs, name=name, folder=folder)
+    for job in jobs:  # the workers may have run elsewhere
+        mirror = mirror_of(cluster.storage_path, job.folder)
+        if mirror is not None:
+            mirror.pull()
+
+
+def _surroundings(job: Job) -> dict[str, Any]:
+    """What a runtime is given besides its folder."""
+    storage = mirror_of(job.pipeline.cluster.storage_path, job.folder)
+    return {"label": job.label, "trackers": build_trackers(job.pipeline, job.folder), "mirror": storage}
 
 
 def train_job(job: Job, runtime: ProcessRuntime) -> None:
@@ -78,6 +88,8 @@ def train_job(job: Job, runtime: ProcessRuntime) -> None:
         for name in job.pipeline.training.bank:
             results = job.bank_folder / name
             evaluate_run(job.folder, job.pipeline, device=runtime.device, teacher=name, results=results)
+    if runtime.mirror is not None and runtime.rank == 0:
+        runtime.mirror.push()
 
 
 def write_config(job: Job) -> None:
@@ -113,7 +125,7 @@ def train_on_ray(
         scaling_config=scaling(cluster),
         run_config=ray.train.RunConfig(
             name=name,
-            storage_path=str(folder.parent),
+            storage_path=cluster.storage_path if is_uri(cluster.storage_path) else str(folder.parent),
             callbacks=list(callbacks),
             failure_config=ray.train.FailureConfig(max_failures=cluster.max_failures),
         ),
@@ -162,8 +174,7 @@ def worker(config: dict[str, Any]) -> dict[str, Any]:
             for plain in config["jobs"]:
                 job = Job.from_plain(plain)
                 measure = None if config["measure"] is None else measure_of(job.pipeline, config["measure"])
-                trackers = build_trackers(job.pipeline, job.folder)
-                train_job(job, RayRuntime(job.folder, label=job.label, trackers=trackers, measure=measure))
+                train_job(job, RayRuntime(job.folder, **_surroundings(job), measure=measure))
     except StsError as error:
         note.write_text(json.dumps({"error": str(error)}))
         raise

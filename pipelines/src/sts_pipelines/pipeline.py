@@ -13,6 +13,7 @@ from sts_eval.detection import DetectionConfig
 from sts_methods.resume import OPERATIONAL
 from sts_methods.training import TrainingConfig
 from sts_pipelines.schema import digest, to_dict
+from sts_pipelines.storage import local_folder
 
 Evaluation = Literal["linear", "knn", "few-labels", "imagenet-c", "voc"]
 Network = Literal["teacher", "student"]
@@ -126,8 +127,8 @@ class PipelineConfig:
 
     @property
     def folder(self) -> Path:
-        """The run folder when the storage is a path."""
-        return Path(self.cluster.storage_path).expanduser().absolute() / self.run_name
+        """The folder that the run works in."""
+        return local_folder(self.cluster.storage_path, self.run_name)
 
     def with_smoothing(self, name: str, smoothing: SmoothingConfig) -> "PipelineConfig":
         """The same pipeline with another teacher."""
@@ -162,8 +163,8 @@ class ComparisonConfig:
 
     @property
     def folder(self) -> Path:
-        """The folder that holds one run folder for each variant, when the storage is a path."""
-        return Path(self.pipeline.cluster.storage_path).expanduser().absolute() / self.run_name
+        """The folder that holds one run folder for each variant."""
+        return local_folder(self.pipeline.cluster.storage_path, self.run_name)
 
 
 @dataclass(frozen=True, kw_only=True)

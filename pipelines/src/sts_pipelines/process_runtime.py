@@ -1,5 +1,6 @@
 """The training loop's `Runtime` in a pipeline: that of sts-methods, and trackers."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 
 from sts_methods.runtime import LocalRuntime, RunPlan
 from sts_pipelines.progress import write_plan
+from sts_pipelines.storage import Mirror
 from sts_pipelines.tracking import Tracker
 
 
@@ -20,12 +22,20 @@ class ProcessRuntime(LocalRuntime):
         *,
         label: str = "",
         trackers: Sequence[Tracker] = (),
+        mirror: Mirror | None = None,
         device: torch.device | None = None,
         progress: bool = True,
     ) -> None:
         super().__init__(folder, device=device, progress=progress)
         self.label = label
         self.trackers = list(trackers) if self.rank == 0 else []
+        self.mirror = mirror
+        self._pushing: threading.Thread | None = None
+
+    def restore(self) -> dict[str, Any] | None:
+        if self.mirror is not None and self.rank == 0:
+            self.mirror.pull()
+        return super().restore()
 
     def start(self, plan: RunPlan) -> None:
         super().start(plan)
@@ -38,8 +48,25 @@ class ProcessRuntime(LocalRuntime):
         super().report(metrics, save)
         for tracker in self.trackers:
             tracker.log(metrics)
+        if save is not None and self.mirror is not None and self.rank == 0:
+            self._push_later()
+
+    def _push_later(self) -> None:
+        """Copy to the storage in the background; a copy that is still under way takes the newest along next time."""
+        if self._pushing is None or not self._pushing.is_alive():
+            self._pushing = threading.Thread(target=self._push, name="storage", daemon=True)
+            self._pushing.start()
+
+    def _push(self) -> None:
+        assert self.mirror is not None
+        self.checkpoints.wait()
+        self.mirror.push()
 
     def close(self) -> None:
         for tracker in self.trackers:
             tracker.close()
         super().close()
+        if self._pushing is not None:
+            self._pushing.join()
+        if self.mirror is not None and self.rank == 0:
+            self.mirror.push()

@@ -5,6 +5,7 @@ that one learns of a checkpoint only when the controller next polls, so the newe
 Ray is told the metrics of a step only where a checkpoint is due, because every report waits for that poll too.
 """
 
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import nn
 
 from sts_methods.checkpoint import CheckpointError, read_checkpoint
 from sts_pipelines.process_runtime import ProcessRuntime
+from sts_pipelines.storage import Mirror
 from sts_pipelines.tracking import Tracker
 
 Measure = Callable[[nn.Module], Mapping[str, float]]
@@ -31,9 +33,15 @@ class RayRuntime(ProcessRuntime):
     """
 
     def __init__(
-        self, folder: str | Path, *, label: str = "", trackers: Sequence[Tracker] = (), measure: Measure | None = None
+        self,
+        folder: str | Path,
+        *,
+        label: str = "",
+        trackers: Sequence[Tracker] = (),
+        mirror: Mirror | None = None,
+        measure: Measure | None = None,
     ) -> None:
-        super().__init__(folder, label=label, trackers=trackers, device=worker_device(), progress=False)
+        super().__init__(folder, label=label, trackers=trackers, mirror=mirror, device=worker_device(), progress=False)
         self.measure = measure
         self._method: nn.Module | None = None
 
@@ -43,10 +51,20 @@ class RayRuntime(ProcessRuntime):
 
     def restore(self) -> dict[str, Any] | None:
         """The newest intact checkpoint; rank 0 chooses, so that a damaged one cannot split the group."""
+        if self.mirror is not None and self.rank == 0:
+            self.mirror.pull()
         chosen: list[int | None] = [self._newest_intact() if self.rank == 0 else None]
         if self.world_size > 1:
             dist.broadcast_object_list(chosen, src=0)
-        return None if chosen[0] is None else read_checkpoint(self.checkpoints.path(chosen[0]))
+        return None if chosen[0] is None else self._read(chosen[0])
+
+    def _read(self, step: int) -> dict[str, Any]:
+        path = self.checkpoints.path(step)
+        if self.mirror is None or path.is_dir():
+            return read_checkpoint(path)
+        with tempfile.TemporaryDirectory() as folder:  # another node than rank 0's
+            self.mirror.pull(f"checkpoints/{path.name}", to=Path(folder))
+            return read_checkpoint(folder)
 
     def _newest_intact(self) -> int | None:
         for step in reversed(self.checkpoints.steps()):

@@ -52,7 +52,7 @@ def corruption_results(
         std=(std[0], std[1], std[2]),
     )
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    shown = _Resized(model, data.image_size)
+    shown = Resized(model, data.image_size)
     mine = [
         evaluate_cell({"model": shown}, source, *cell, settings, device=device)
         for cell in cells_of(source)[rank::world_size]
@@ -64,7 +64,7 @@ def corruption_results(
     return merge_cells([cell for part in parts for cell in part])["model"]
 
 
-class _Resized(nn.Module):
+class Resized(nn.Module):
     """A classifier that is shown images at the size it was trained with: corruptions need at least 32 pixels."""
 
     def __init__(self, model: nn.Module, image_size: int) -> None:

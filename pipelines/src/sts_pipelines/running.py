@@ -9,6 +9,7 @@ from sts_pipelines.flags import apply_flags
 from sts_pipelines.launcher import Job, launch
 from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig
 from sts_pipelines.schema import from_dict, to_dict
+from sts_pipelines.storage import mirror_of
 from sts_pipelines.summary import print_table
 from sts_pipelines.yaml_text import read_yaml
 
@@ -19,6 +20,9 @@ def run_recipe(recipe: PipelineConfig | ComparisonConfig) -> None:
     launch(jobs, name=recipe.run_name, folder=recipe.folder)
     print_table({job.label: job.folder for job in jobs})
     report_folders([str(job.folder) for job in jobs], output=str(recipe.folder / "report"))
+    mirror = mirror_of(jobs[0].pipeline.cluster.storage_path, recipe.folder)
+    if mirror is not None:
+        mirror.push()
 
 
 def jobs_of(recipe: PipelineConfig | ComparisonConfig) -> list[Job]:

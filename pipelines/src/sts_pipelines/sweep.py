@@ -20,6 +20,7 @@ from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.launcher import Job, launch, train_on_ray
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, SweepConfig
 from sts_pipelines.schema import digest, to_dict
+from sts_pipelines.storage import is_uri, local_folder
 from sts_pipelines.sweep_results import (
     SWEEP_NAMES,
     Outcome,
@@ -61,7 +62,9 @@ def sweep_folder(recipe: SweepConfig) -> Path:
     training = replace(recipe.pipeline.training, bank={})
     ignored = {*SWEEP_NAMES, *_operational()}
     name = f"{recipe.pipeline.name}-{digest(to_dict(training), ignore=ignored)}"
-    return Path(recipe.pipeline.cluster.storage_path).expanduser().absolute() / name
+    if is_uri(recipe.pipeline.cluster.storage_path):
+        raise UsageError("a sweep needs a storage path that all nodes see, not a URI: set cluster.storage-path to one")
+    return local_folder(recipe.pipeline.cluster.storage_path, name)
 
 
 def _operational() -> set[str]:

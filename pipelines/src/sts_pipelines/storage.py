@@ -1,0 +1,101 @@
+"""Runs in object storage: a local run folder whose files are copied to and from a URI (s3://, gs://, file://).
+
+A run always works in a local folder, where checkpoints can be renamed into place. If the storage is a URI, rank 0
+copies what changed after every checkpoint, tensors before the manifest that vouches for them, and fetches it all before
+a resume.
+"""
+
+import hashlib
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from sts_pipelines.errors import UsageError
+
+
+def is_uri(path: str) -> bool:
+    return "://" in path
+
+
+def local_folder(storage_path: str, name: str) -> Path:
+    """The folder in which a run works: in the storage if that is a path, else a place of its own for each URI."""
+    if not is_uri(storage_path):
+        return Path(storage_path).expanduser().absolute() / name
+    place = hashlib.sha256(storage_path.encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / "sts-runs" / place / name
+
+
+class Mirror:
+    """A local folder and its copy at `uri`; only one process pushes."""
+
+    def __init__(self, uri: str, folder: Path) -> None:
+        from pyarrow import fs
+
+        try:
+            self.files, self.root = fs.FileSystem.from_uri(uri)
+        except Exception as error:  # pyarrow raises several kinds for a URI that it cannot use
+            raise UsageError(
+                f"cluster.storage-path must be a path or a URI that pyarrow opens, got {uri}: {error}"
+            ) from error
+        self.folder = folder
+        self._known: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def pull(self, below: str = "", *, to: Path | None = None) -> None:
+        """Copy what is at the URI (below a name) into the local folder, or into another."""
+        from pyarrow import fs
+
+        target = to or self.folder
+        selector = fs.FileSelector(f"{self.root}/{below}".rstrip("/"), recursive=True, allow_not_found=True)
+        for info in self.files.get_file_info(selector):
+            if info.type == fs.FileType.File:
+                place = target / Path(info.path).relative_to(Path(self.root) / below)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                self._copy(self.files, info.path, fs.LocalFileSystem(), str(place))
+                self._known[self._name(place)] = self._stamp(place) if to is None else (0, 0)
+
+    def push(self) -> None:
+        """Copy what changed since the last push, and remove what is gone."""
+        from pyarrow import fs
+
+        with self._lock:
+            present = {self._name(path): path for path in self.folder.rglob("*") if path.is_file()}
+            changed = [name for name, path in present.items() if self._known.get(name) != self._stamp(path)]
+            for name in sorted(changed, key=lambda name: name.endswith("manifest.json")):
+                if Path(name).name.startswith(".") or any(part.startswith(".") for part in Path(name).parts):
+                    continue  # partial files and locks stay here
+                self.files.create_dir(f"{self.root}/{Path(name).parent}", recursive=True)
+                stamp = self._stamp(present[name])
+                self._copy(fs.LocalFileSystem(), str(present[name]), self.files, f"{self.root}/{name}")
+                self._known[name] = stamp
+            for name in [name for name in self._known if name not in present]:
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        del self._known[name]
+        try:
+            self.files.delete_file(f"{self.root}/{name}")
+        except OSError:  # it never was there
+            return
+
+    def _copy(self, source: Any, old: str, target: Any, new: str) -> None:
+        from pyarrow import fs
+
+        fs.copy_files(old, new, source_filesystem=source, destination_filesystem=target)
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else path.name
+
+    @staticmethod
+    def _stamp(path: Path) -> tuple[int, int]:
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
+
+
+def mirror_of(storage_path: str, folder: Path) -> Mirror | None:
+    """The copy of a run folder, if its storage is a URI."""
+    if not is_uri(storage_path):
+        return None
+    root = local_folder(storage_path, "")
+    return Mirror(f"{storage_path.rstrip('/')}/{folder.relative_to(root).as_posix()}", folder)

@@ -1,0 +1,65 @@
+"""sts check: what a pipeline needs, before it costs a night."""
+
+import pytest
+
+from sts_pipelines.catalog import CATALOG
+from sts_pipelines.checking import check_recipe
+from sts_pipelines.errors import UsageError
+from sts_pipelines.main import main
+from sts_pipelines.pretended import fits
+from sts_pipelines.resolve import resolve
+
+
+@pytest.mark.parametrize(
+    "name", ["byol-digits-sts", "moco-cifar10-sts", "fixmatch-digits-tma", "fixmatch-cifar10-40-sts"]
+)
+def test_a_pipeline_takes_a_step_on_fake_data(name: str) -> None:
+    text = check_recipe(CATALOG[name].build(), placement=False)
+    assert "check passed" in text
+    for part in ("parameters: student ", "units: ", "batch: ", "steps: ", "memory per worker", "one step on"):
+        assert part in text, part
+
+
+def test_numbers_of_the_paper_s_byol_are_right(capsys: pytest.CaptureFixture[str]) -> None:
+    # ResNet-50 has 161 tensors and 23,508,032 weights without its classifier; 5,004 batches of 256 make an epoch.
+    assert main(["check", "byol-imagenet-200ep-sts", "--no-placement", "--data.image-size", "64"]) == 0
+    text = capsys.readouterr().out
+    assert "backbone 23,508,032" in text
+    assert "steps: 1,000,800 (5,004 an epoch of 1,281,167 images)" in text
+    assert "batch: 256 = 8 workers x 1 micro-batches x 32 images" in text
+
+
+def test_units_are_counted_by_granularity() -> None:
+    from sts_methods import build_method
+
+    pipeline = CATALOG["byol-digits-sts"].build()
+    teacher = build_method(pipeline.training.method, seed=0).teacher  # type: ignore[union-attr]
+    text = check_recipe(pipeline, placement=False)
+    weights = sum(parameter.numel() for parameter in teacher.parameters())
+    assert f"{len(list(teacher.parameters()))} layers" in text
+    assert f"{weights:,} neurons" in text
+
+
+def test_a_sweep_says_how_many_cells_it_has() -> None:
+    assert "sweep: 32 cells" in check_recipe(CATALOG["byol-digits-p-by-m"].build(), placement=False)
+
+
+def test_an_impossible_network_is_a_mistake_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "byol-digits-sts", "--no-placement", "--method.backbone", "resnet5O"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_workers_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr("sts_pipelines.checking.fits", lambda request: asked.append(request))
+    with pytest.raises(UsageError, match="do not fit on a pretended machine"):
+        check_recipe(resolve("byol-digits-sts", ["--cluster.cpus-per-worker", "64"]), placement=True)
+    assert asked == [{"num_cpus": 96, "num_gpus": 8, "bundles": [{"CPU": 64.0}] * 2}]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ray_places_eight_workers_on_eight_pretended_gpus_and_not_nine() -> None:
+    bundle = {"CPU": 8.0, "GPU": 1.0}
+    assert fits({"num_cpus": 96, "num_gpus": 8, "bundles": [bundle] * 8})
+    assert not fits({"num_cpus": 96, "num_gpus": 8, "bundles": [bundle] * 9})
