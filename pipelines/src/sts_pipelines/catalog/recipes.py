@@ -17,6 +17,7 @@ from sts_methods.training import TrainingConfig
 from sts_pipelines.pipeline import ClusterConfig, EvaluationConfig, PipelineConfig
 
 EIGHT_GPUS = ClusterConfig(num_workers=8, cpus_per_worker=8.0)  # paper: 8 RTX 2080
+ONE_CPU = ClusterConfig(num_workers=1, use_gpu=False, cpus_per_worker=1.0)
 ONE_GPU = ClusterConfig(num_workers=1, cpus_per_worker=8.0)
 TWO_CPUS = ClusterConfig(num_workers=2, use_gpu=False, cpus_per_worker=1.0)
 SMALL_BACKBONE = "test_resnet"  # timm's smallest ResNet: 0.4 M weights in four stages
@@ -206,7 +207,7 @@ def _small_data(dataset: Dataset, recipe: Literal["byol", "moco", "fixmatch"]) -
 
 
 def _small_steps(dataset: Dataset) -> int:
-    return 165 if dataset == "digits" else 1500
+    return 120 if dataset == "digits" else 1500
 
 
 def _imagenet(linear: LinearProbeConfig) -> EvaluationConfig:

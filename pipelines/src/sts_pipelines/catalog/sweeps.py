@@ -1,5 +1,6 @@
 """Sweeps: the p x m figure and the granularity table, on ImageNet and in small."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from sts_pipelines.catalog.registry import named
@@ -14,11 +15,12 @@ GRANULARITIES: tuple[Literal["layer", "channel", "neuron"], ...] = ("layer", "ch
 
 
 def _base(dataset: Literal["imagenet", "digits", "cifar10"], name: str) -> "PipelineConfig":
-    from sts_pipelines.catalog.recipes import byol_imagenet, byol_small
+    from sts_pipelines.catalog.recipes import ONE_CPU, byol_imagenet, byol_small
 
     if dataset == "imagenet":
         return byol_imagenet(name, epochs=200, m=0.99, p=0.7)
-    return byol_small(name, dataset=dataset, m=0.9, p=0.7)
+    # One worker per trial, and as many trials at a time as there are cores.
+    return replace(byol_small(name, dataset=dataset, m=0.9, p=0.7), cluster=ONE_CPU)
 
 
 def _p_by_m(dataset: Literal["imagenet", "digits", "cifar10"], hardware: str, hours: str) -> None:
@@ -28,8 +30,9 @@ def _p_by_m(dataset: Literal["imagenet", "digits", "cifar10"], hardware: str, ho
     def build() -> "SweepConfig":
         from sts_pipelines.pipeline import GridConfig, SweepConfig
 
-        concurrent = 1 if dataset == "imagenet" else None
-        return SweepConfig(pipeline=_base(dataset, name), sweep=GridConfig(max_concurrent=concurrent))
+        # On ImageNet a trial takes the whole machine; cells of seconds or minutes share the start of their workers.
+        grid = GridConfig(max_concurrent=1) if dataset == "imagenet" else GridConfig(cells_per_trial=8)
+        return SweepConfig(pipeline=_base(dataset, name), sweep=grid)
 
     build.__doc__ = f"""BYOL for every m in 0, .9, .99, .999 and p in 0, .1, .3, .5, .7, .9, .99, .999 on {dataset}.
 
@@ -52,6 +55,7 @@ def _granularity(dataset: Literal["imagenet", "digits", "cifar10"], hardware: st
             cells=(rows["tma"], rows["se"], rows["sts"]),
             granularities=GRANULARITIES,
             max_concurrent=1,  # the table also compares times
+            cells_per_trial=1 if dataset == "imagenet" else 7,
         )
         return SweepConfig(pipeline=_base(dataset, name), sweep=grid)
 
@@ -93,7 +97,7 @@ def _root(dataset: str) -> str:
 
 
 _p_by_m("imagenet", EIGHT_GPUS, "?")
-_p_by_m("digits", TWO_CORES, "0.5")
+_p_by_m("digits", TWO_CORES, "0.3")
 _p_by_m("cifar10", TWO_CORES, "8")
 _granularity("imagenet", EIGHT_GPUS, "?")
 _granularity("digits", TWO_CORES, "0.1")
