@@ -1,4 +1,4 @@
-"""The `sts` command: nine verbs, one file each; a user's mistake ends in one line and exit code 2.
+"""The `sts` command: ten verbs, one file each; a user's mistake ends in one line and exit code 2.
 
 Nothing here imports torch or ray: the handlers do, when they run, so that `sts list` and `--help` answer at once.
 """

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from sts_pipelines.verbs import check, doctor, evaluate, export, list_, report, run, show, sweep
+from sts_pipelines.verbs import check, doctor, evaluate, export, list_, report, run, show, study, sweep
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ VERBS = (
     Verb("check", check),
     Verb("run", run),
     Verb("sweep", sweep),
+    Verb("study", study),
     Verb("evaluate", evaluate),
     Verb("export", export),
     Verb("report", report),

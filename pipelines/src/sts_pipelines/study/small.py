@@ -1,0 +1,275 @@
+"""The study `small`: every claim of the paper that two CPU cores can test, on real images.
+
+Settings were chosen by a pilot with seed 0, which the study does not use: short enough for two cores, and with room
+between an untrained network and a perfect one. What was scaled down, and why:
+
+- Teachers must forget within the training. The paper's BYOL teacher has a horizon 1/(1-m) of 100 of 1,000,000 steps;
+  ours, with m = .9, 10 of 154. MoCo's horizon (m = .999: 1,000 steps) is four times the age of its queue (256 steps);
+  ours, with m = .97, is four times the age of a queue of 8 steps. FixMatch has m = .95 for 250 steps.
+- p is the paper's, .7 for BYOL and .5 for MoCo and FixMatch: the ratio between STS and TMA is what is tested.
+- SE preserves with the p that equals TMA's m, so that both follow the student equally fast.
+- Momenta are constant. The paper's BYOL code raises m to 1 along a cosine, which SE, having no m, cannot follow.
+- The network is timm's test_resnet (0.4 M weights in four stages), images are digits of 8x8 pixels or CIFAR-10's.
+"""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sts_core import Granularity, SmoothingConfig
+from sts_methods import ByolConfig, FixMatchConfig, MoCoConfig
+from sts_methods.data import DataConfig
+from sts_methods.datasets import open_source
+from sts_methods.optim import OptimizerConfig
+from sts_methods.training import TrainingConfig
+from sts_pipelines.errors import UsageError
+from sts_pipelines.study.plan import Study, StudyRun
+
+BACKBONE = "test_resnet"
+SEEDS = (1, 2, 3, 4, 5)
+GRID_SEEDS = (1, 2, 3)
+DIGIT_TEST = 359
+CIFAR_TRAIN, CIFAR_TEST = 4000, 2000
+GRID_MOMENTA = (0.0, 0.9, 0.98)
+GRID_PROBABILITIES = (0.0, 0.5, 0.9, 0.97)
+DIGIT_LABELS = (10, 20, 40, 100)
+CIFAR_LABELS = (40, 250)
+
+_QUIET: dict[str, Any] = {
+    "momentum_schedule": "constant",
+    "checkpoint_every_steps": None,
+    "verify_ranks_every_steps": None,
+    "log_every_steps": 50,
+}
+
+
+def teacher(m: float, p: float, granularity: Granularity = "layer", *, copy: bool = False) -> SmoothingConfig:
+    """FixMatch's teachers take the student's batch statistics (copy), the others keep their own."""
+    return SmoothingConfig(
+        momentum=m, preserve_probability=p, granularity=granularity, buffers="copy" if copy else "keep"
+    )
+
+
+def control(smoothing: SmoothingConfig) -> SmoothingConfig:
+    """TMA(m_eff), rounded so that equal controls are equal."""
+    return replace(smoothing.matched_moving_average(), momentum=round(smoothing.effective_momentum, 6))
+
+
+def byol_teachers() -> dict[str, SmoothingConfig]:
+    sts = teacher(0.9, 0.7)  # p: paper
+    return {
+        "none": teacher(0.0, 0.0),
+        "tma": teacher(0.9, 0.0),
+        "se-layer": teacher(0.0, 0.9, "layer"),
+        "se-channel": teacher(0.0, 0.9, "channel"),
+        "se-neuron": teacher(0.0, 0.9, "neuron"),
+        "sts": sts,
+        "control": control(sts),
+    }
+
+
+def moco_teachers() -> dict[str, SmoothingConfig]:
+    sts = teacher(0.97, 0.5)  # p: paper
+    return {
+        "none": teacher(0.0, 0.0),
+        "tma": teacher(0.97, 0.0),
+        "se-layer": teacher(0.0, 0.97, "layer"),
+        "se-channel": teacher(0.0, 0.97, "channel"),
+        "se-neuron": teacher(0.0, 0.97, "neuron"),
+        "sts": sts,
+        "control": control(sts),
+    }
+
+
+def fixmatch_teachers() -> dict[str, SmoothingConfig]:
+    sts = teacher(0.95, 0.5, copy=True)  # p: paper
+    return {
+        "none": teacher(0.0, 0.0, copy=True),
+        "tma": teacher(0.95, 0.0, copy=True),
+        "se-layer": teacher(0.0, 0.95, "layer", copy=True),
+        "se-neuron": teacher(0.0, 0.95, "neuron", copy=True),
+        "sts": sts,
+        "control": control(sts),
+    }
+
+
+def byol(data: DataConfig, smoothing: SmoothingConfig, *, seed: int, steps: int, lr: float) -> TrainingConfig:
+    stem: Literal["imagenet", "cifar"] = "cifar" if data.dataset == "digits" else "imagenet"
+    return TrainingConfig(
+        method=ByolConfig(backbone=BACKBONE, stem=stem, hidden_dim=256, projection_dim=64),
+        smoothing=smoothing,
+        data=data,
+        optimizer=OptimizerConfig(lr=lr, warmup_epochs=1.0 if lr else 0.0),
+        global_batch_size=64 if data.dataset == "digits" else 128,
+        steps=steps,
+        seed=seed,
+        track_drift=True,
+        **_QUIET,
+    )
+
+
+def moco(data: DataConfig, smoothing: SmoothingConfig, *, seed: int, steps: int, lr: float) -> TrainingConfig:
+    return TrainingConfig(
+        method=MoCoConfig(backbone=BACKBONE, stem="cifar", dim=64, queue_size=512, bn_groups=2),
+        smoothing=smoothing,
+        data=data,
+        optimizer=OptimizerConfig(lr=lr),
+        global_batch_size=64,
+        steps=steps,
+        seed=seed,
+        track_drift=True,
+        **_QUIET,
+    )
+
+
+def fixmatch(
+    data: DataConfig,
+    smoothing: SmoothingConfig,
+    *,
+    seed: int,
+    steps: int,
+    labeller: Literal["student", "teacher"] = "student",
+) -> TrainingConfig:
+    """With labels by the student the teacher only watches, so one run serves all teachers: they are its bank."""
+    stem: Literal["imagenet", "cifar"] = "cifar" if data.dataset == "digits" else "imagenet"
+    return TrainingConfig(
+        method=FixMatchConfig(backbone=BACKBONE, stem=stem, num_classes=10, threshold=0.9, pseudo_labels=labeller),
+        smoothing=smoothing,
+        data=data,
+        optimizer=OptimizerConfig(
+            lr=0.03,  # google
+            scale_lr=False,
+            nesterov=True,
+            weight_decay=5e-4,
+            exclude_norm_and_bias=True,
+            schedule="cosine_7_16",
+        ),
+        global_batch_size=16,
+        steps=steps,
+        seed=seed,
+        bank=fixmatch_teachers() if labeller == "student" else {},
+        **_QUIET,
+    )
+
+
+DIGITS_BYOL = DataConfig(dataset="digits", image_size=8, recipe="byol")
+DIGITS_MOCO = DataConfig(dataset="digits", image_size=8, recipe="moco")
+DIGITS_FIXMATCH = DataConfig(dataset="digits", image_size=8, recipe="fixmatch", unlabelled_ratio=4)
+BYOL_STEPS, MOCO_STEPS, FIXMATCH_STEPS = 154, 154, 250  # 7 epochs of digits; FixMatch counts steps
+CIFAR_STEPS, CIFAR_FIXMATCH_STEPS = 248, 400
+BYOL_LR, MOCO_LR = 0.4, 0.12
+ROBUST = ("tma", "sts", "control")
+
+
+def byol_digits_runs(seed: int) -> list[StudyRun]:
+    runs = [_untrained("byol-digits", byol(DIGITS_BYOL, teacher(0.0, 0.0), seed=seed, steps=22, lr=0.0))]
+    for name, smoothing in byol_teachers().items():
+        training = byol(DIGITS_BYOL, smoothing, seed=seed, steps=BYOL_STEPS, lr=BYOL_LR)
+        shown = DIGIT_TEST if name in ROBUST else 0
+        runs.append(StudyRun(experiment="byol-digits", teacher=name, training=training, corruptions=shown))
+    return runs
+
+
+def moco_digits_runs(seed: int) -> list[StudyRun]:
+    runs = [_untrained("moco-digits", moco(DIGITS_MOCO, teacher(0.0, 0.0), seed=seed, steps=22, lr=0.0))]
+    for name, smoothing in moco_teachers().items():
+        training = moco(DIGITS_MOCO, smoothing, seed=seed, steps=MOCO_STEPS, lr=MOCO_LR)
+        shown = DIGIT_TEST if name in ROBUST else 0
+        runs.append(StudyRun(experiment="moco-digits", teacher=name, training=training, corruptions=shown))
+    return runs
+
+
+def fixmatch_digits_runs(seed: int) -> list[StudyRun]:
+    runs: list[StudyRun] = []
+    for labels in DIGIT_LABELS:
+        runs += _fixmatch_runs(f"fixmatch-digits-{labels}", replace(DIGITS_FIXMATCH, num_labels=labels), seed)
+    return runs
+
+
+def grid_runs(seed: int) -> list[StudyRun]:
+    """The p x m plane of BYOL on digits; cells that other experiments have too are measured once."""
+    known = {smoothing: name for name, smoothing in byol_teachers().items()}
+    return [
+        StudyRun(
+            experiment="byol-digits-grid",
+            teacher=f"m{m:g}-p{p:g}",
+            training=byol(DIGITS_BYOL, teacher(m, p), seed=seed, steps=BYOL_STEPS, lr=BYOL_LR),
+            corruptions=DIGIT_TEST if known.get(teacher(m, p)) in ROBUST else 0,
+        )
+        for m in GRID_MOMENTA
+        for p in GRID_PROBABILITIES
+    ]
+
+
+def cifar_runs(root: Path, images: str, seed: int) -> list[StudyRun]:
+    """BYOL and FixMatch on a part of CIFAR-10 for one seed."""
+    data = DataConfig(dataset="arrays", root=str(root), image_size=32, recipe="byol")
+    start = byol(data, teacher(0.0, 0.0), seed=seed, steps=31, lr=0.0)
+    runs = [_untrained("byol-cifar10", start, images)]
+    for name in ("none", "tma", "sts", "control"):
+        training = byol(data, byol_teachers()[name], seed=seed, steps=CIFAR_STEPS, lr=BYOL_LR)
+        shown = 500 if name in ROBUST else 0
+        runs.append(
+            StudyRun(experiment="byol-cifar10", teacher=name, training=training, corruptions=shown, data_digest=images)
+        )
+    for labels in CIFAR_LABELS:
+        few = replace(data, recipe="fixmatch", num_labels=labels, unlabelled_ratio=4)
+        runs += _fixmatch_runs(f"fixmatch-cifar10-{labels}", few, seed, steps=CIFAR_FIXMATCH_STEPS, images=images)
+    return runs
+
+
+def _fixmatch_runs(
+    experiment: str, data: DataConfig, seed: int, *, steps: int = FIXMATCH_STEPS, images: str = ""
+) -> list[StudyRun]:
+    """One run in which the student labels, for all teachers; at few labels also runs in which the teacher does."""
+    tma = fixmatch_teachers()["tma"]
+    bank = fixmatch(data, tma, seed=seed, steps=steps)
+    runs = [StudyRun(experiment=experiment, teacher="bank", training=bank, data_digest=images)]
+    if data.num_labels in TEACHER_LABELS[data.dataset]:
+        for name in ("tma", "sts", "control"):
+            training = fixmatch(data, fixmatch_teachers()[name], seed=seed, steps=steps, labeller="teacher")
+            run = StudyRun(experiment=f"{experiment}-teacher", teacher=name, training=training, data_digest=images)
+            runs.append(run)
+    return runs
+
+
+TEACHER_LABELS: dict[str, tuple[int, ...]] = {"digits": (20, 100), "arrays": (40,)}
+
+
+def _untrained(experiment: str, training: TrainingConfig, images: str = "") -> StudyRun:
+    """A learning rate of 0: the initial weights with the batch statistics of the data."""
+    return StudyRun(experiment=experiment, teacher="untrained", training=training, data_digest=images)
+
+
+def small_study(*, cifar10: Path | None = None, work: Path | None = None) -> Study:
+    """All runs, seed after seed, so that a study that was stopped has all comparisons at fewer seeds."""
+    part = None if cifar10 is None or work is None else cifar_part(cifar10, work)
+    runs = [run for seed in SEEDS for run in (*moco_digits_runs(seed), *fixmatch_digits_runs(seed))]
+    runs += [run for seed in SEEDS for run in byol_digits_runs(seed)]
+    if part is not None:
+        runs += [run for seed in SEEDS for run in cifar_runs(*part, seed)]
+    runs += [run for seed in GRID_SEEDS for run in grid_runs(seed)]
+    return Study(name="small", runs=runs)
+
+
+def cifar_part(file: Path, work: Path) -> tuple[Path, str]:
+    """The first 4,000 training and 2,000 test images of an npz file as one of its own, and a digest of them."""
+    train, test = (open_source("arrays", str(file), split, image_size=32) for split in ("train", "test"))
+    if train.labels is None or test.labels is None or len(train) < CIFAR_TRAIN or len(test) < CIFAR_TEST:
+        raise UsageError(
+            f"--cifar10 needs {CIFAR_TRAIN} training and {CIFAR_TEST} test images with labels, got {len(train)} and "
+            f"{len(test)}: write CIFAR-10 as x_train, y_train, x_test, y_test into one npz file"
+        )
+    parts = {"train": (train, CIFAR_TRAIN), "test": (test, CIFAR_TEST)}
+    arrays = {f"x_{name}": s.images[:n].permute(0, 2, 3, 1).numpy() for name, (s, n) in parts.items()}  # type: ignore[union-attr]
+    arrays |= {f"y_{name}": s.labels[:n] for name, (s, n) in parts.items() if s.labels is not None}
+    digest = hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays))).hexdigest()[:8]
+    work.mkdir(parents=True, exist_ok=True)
+    path = work / f"cifar10-{digest}.npz"
+    if not path.is_file():
+        np.savez(path.with_suffix(".partial.npz"), **arrays)  # type: ignore[arg-type]  # the stub types any keyword as bool
+        path.with_suffix(".partial.npz").rename(path)
+    return path, digest
