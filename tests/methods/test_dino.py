@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from sts_core import ConfigError
 from sts_methods import Batch, Dino, DinoConfig
+from sts_methods.batch_norm import CrossRankBatchNorm
 from sts_methods.dino import teacher_temperature
 from sts_methods.method import Network
 
@@ -95,6 +96,14 @@ def test_a_convolutional_backbone_works_with_multi_crop() -> None:
     result.loss.backward()
     assert all(p.grad is not None for p in method.student.parameters())
     assert torch.isfinite(result.loss)
+
+
+def test_the_head_has_batch_norm_on_request() -> None:
+    plain = [type(layer) for layer in Dino(small(), seed=0).student.head.children()]
+    normed = [type(layer) for layer in Dino(small(head_batch_norm=True), seed=0).student.head.children()]
+    linear, gelu, norm = torch.nn.Linear, torch.nn.GELU, CrossRankBatchNorm
+    assert plain == [linear, gelu, linear, gelu, linear]
+    assert normed == [linear, norm, gelu, linear, norm, gelu, linear]
 
 
 def test_a_centre_that_never_moves_is_refused() -> None:

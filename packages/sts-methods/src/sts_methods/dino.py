@@ -35,6 +35,8 @@ class DinoConfig:
     """First layers: ImageNet's, or a 3x3 convolution without max-pool for small images (ResNets)."""
     hidden_dim: int = 2048  # DINOHead
     """Width of the two hidden layers of the head."""
+    head_batch_norm: bool = False  # --use_bn_in_head
+    """Batch norm after the hidden layers: short runs of convolutional networks start faster with it."""
     bottleneck_dim: int = 256  # DINOHead
     """Width of the normalised embeddings that meet the prototypes."""
     num_prototypes: int = 65_536  # --out_dim
@@ -80,17 +82,25 @@ class Prototypes(nn.Linear):
         return F.linear(F.normalize(embeddings, dim=1), F.normalize(weight, dim=1))
 
 
+def _head(inputs: int, config: DinoConfig) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in (inputs, config.hidden_dim):
+        layers.append(nn.Linear(width, config.hidden_dim))
+        layers += [nn.BatchNorm1d(config.hidden_dim)] if config.head_batch_norm else []
+        layers.append(nn.GELU())
+    layers.append(nn.Linear(config.hidden_dim, config.bottleneck_dim))
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.trunc_normal_(layer.weight, std=0.02)  # DINOHead._init_weights
+            nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
+
+
 class DinoNetwork(Encoder):
     """backbone -> three-layer MLP with GELU (`head`) -> embeddings, and the prototypes that score them."""
 
     def __init__(self, backbone: nn.Module, config: DinoConfig) -> None:
-        hidden = config.hidden_dim
-        layers = [nn.Linear(num_features(backbone), hidden), nn.Linear(hidden, hidden)]
-        last = nn.Linear(hidden, config.bottleneck_dim)
-        for layer in (*layers, last):
-            nn.init.trunc_normal_(layer.weight, std=0.02)  # DINOHead._init_weights
-            nn.init.zeros_(layer.bias)
-        super().__init__(backbone, nn.Sequential(layers[0], nn.GELU(), layers[1], nn.GELU(), last))
+        super().__init__(backbone, _head(num_features(backbone), config))
         self.prototypes = Prototypes(config.bottleneck_dim, config.num_prototypes)
 
 
