@@ -57,7 +57,8 @@ def philox(position: Tensor, tag: Tensor | int, step: Tensor | int, seed: int) -
         position.shape, getattr(tag, "shape", ()), getattr(step, "shape", ())
     )
     c0, c1, c2, c3, product0, product1 = torch.empty((6, *shape), dtype=torch.int64, device=position.device)
-    for word, value in ((c0, position), (c1, signed(tag)), (c2, signed(tag) >> 32), (c3, step)):
+    tag = signed(tag) if isinstance(tag, int) else tag
+    for word, value in ((c0, position), (c1, tag), (c2, tag >> 32), (c3, step)):
         word.copy_(torch.as_tensor(value & _LOW, device=position.device))
     key0, key1 = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(10):
@@ -71,9 +72,9 @@ def philox(position: Tensor, tag: Tensor | int, step: Tensor | int, seed: int) -
     return c0, c1.bitwise_and_(_LOW), c2, c3.bitwise_and_(_LOW)
 
 
-def signed(tag: Tensor | int) -> Tensor | int:
+def signed(tag: int) -> int:
     """A 64-bit tag as torch stores it: two's complement."""
-    return tag - (1 << 64) if isinstance(tag, int) and tag >> 63 else tag
+    return tag - (1 << 64) if tag >> 63 else tag
 
 
 def threshold(probability: float, bits: int) -> int:
@@ -178,12 +179,12 @@ def _draw_pairs(
     """
     position, tags = _positions(batch, names, "neuron", CHUNK, LANES, device)
     lanes = (position[:, None] + torch.arange(LANES, device=device)).view(-1)
-    words = [w.view(-1, LANES) for w in philox(lanes, tags.repeat_interleave(LANES), step, seed)]
-    halves = torch.stack([half for w in words for half in ((w & 0xFFFF).int(), (w >> 16).int())], dim=1)
+    words = torch.stack([w.view(-1, LANES) for w in philox(lanes, tags.repeat_interleave(LANES), step, seed)], dim=1)
+    halves = torch.stack([words & 0xFFFF, words >> 16], dim=2).int().view(-1, 2 * 4, LANES)
     # Masks are 0 or -1, found by sign: several times faster than comparisons, which make booleans one by one.
     distance = [(t >> 32) - halves for t in pair_thresholds(probability)]  # [chunks, 8, LANES]
-    above = [(d >> 31).to(torch.int8) for d in distance]
     ties = (distance[0] * distance[1] * distance[2] == 0).nonzero()
+    above = [d.bitwise_right_shift_(31).to(torch.int8) for d in distance]
     if len(ties):
         tie_tags = _positions(batch, names, "neuron-tie", CHUNK, LANES, device)[1]
         _break_ties_(above, halves, ties, position, tie_tags, pair_thresholds(probability), step, seed)
