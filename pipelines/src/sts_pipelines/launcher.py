@@ -135,6 +135,7 @@ def train_on_ray(
     except ray.train.TrainingFailedError as error:
         raise RunError(f"the workers of {name} failed {cluster.max_failures + 1} times: {_cause(error)}") from error
     if result.return_value and "error" in result.return_value:
+        (folder / f".failed-{config['launch']}.json").unlink(missing_ok=True)
         raise RunError(result.return_value["error"])
 
 

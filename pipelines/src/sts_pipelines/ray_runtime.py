@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sts_methods.checkpoint import CheckpointError, read_checkpoint
+from sts_methods.runtime import RunPlan
 from sts_pipelines.process_runtime import ProcessRuntime
 from sts_pipelines.storage import Mirror
 from sts_pipelines.tracking import Tracker
@@ -44,6 +45,7 @@ class RayRuntime(ProcessRuntime):
         super().__init__(folder, label=label, trackers=trackers, mirror=mirror, device=worker_device(), progress=False)
         self.measure = measure
         self._method: nn.Module | None = None
+        self._total_steps = 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
         self._method = module
@@ -76,10 +78,14 @@ class RayRuntime(ProcessRuntime):
                 return step
         return None
 
+    def start(self, plan: RunPlan) -> None:
+        super().start(plan)
+        self._total_steps = plan.total_steps
+
     def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
         super().report(metrics, save)
-        if save is None:
-            return
+        if save is None or metrics["step"] >= self._total_steps:
+            return  # the end is told by the results: a search must not stop a trial that only has to be evaluated
         measured: Mapping[str, float] = {}
         if self.measure is not None and self._method is not None:
             measured = self.measure(self._method)
