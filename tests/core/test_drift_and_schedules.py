@@ -37,7 +37,7 @@ def test_output_drift_is_measured_in_evaluation_mode_and_leaves_modes_alone() ->
     b = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5))
     b[1].eval()
     batch = torch.randn(3, 5)
-    expected = float((a[0](batch) - b[0](batch)).square().mean())
+    expected = float((a[0](batch) - b[0](batch)).detach().square().mean())
     assert output_drift(a, b, batch) == pytest.approx(expected, rel=1e-5)
     assert [m.training for m in (a, a[1], b, b[1])] == [True, True, True, False]
 
