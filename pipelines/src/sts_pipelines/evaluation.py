@@ -33,7 +33,7 @@ from sts_methods import build_method, load_backbone
 from sts_methods.checkpoint import CheckpointStore, read_checkpoint
 from sts_methods.data import evaluation_data
 from sts_pipelines.errors import UsageError
-from sts_pipelines.pipeline import PipelineConfig
+from sts_pipelines.pipeline import EvaluationConfig, PipelineConfig
 from sts_pipelines.schema import digest, to_dict
 
 Entries = list[dict[str, Any]]
@@ -49,7 +49,7 @@ def evaluate_run(
 ) -> RunResults | None:
     """Do all evaluations of the config that results.json does not hold yet; the results on rank 0, None elsewhere.
 
-    `teacher` names one of the bank's, whose results go to the folder `results`; the student is the run's own.
+    `teacher` names one of the bank's, whose results go to the folder `results`; the student has its own in the run's.
     """
     results = results or folder
     if dist.is_initialized():
@@ -58,7 +58,7 @@ def evaluate_run(
         raise UsageError(f"{folder} has no finished networks: let sts run finish the training first")
     evaluator = _Evaluator(folder, results, pipeline, device, teacher)
     for evaluation in pipeline.evaluation.after_training:
-        for network in pipeline.evaluation.networks:
+        for network in pipeline.evaluation.networks if teacher is None else ("teacher",):
             evaluator.evaluate(evaluation, network)
     if pipeline.training.track_drift and _rank() == 0:
         add_entries(results, read_drift(folder, epochs=None).entries(), run=results.name)
@@ -88,32 +88,9 @@ class _Evaluator:
             "imagenet-c": self._imagenet_c,
             "voc": self._voc,
         }
-        settings = self._settings(evaluation)
-        if self._is_done(evaluation, network, settings):
-            return
-        entries = [{**entry, "settings": settings} for entry in measure[evaluation](network)]
-        if _rank() == 0:
-            self.results.mkdir(parents=True, exist_ok=True)
-            add_entries(self.results, entries, run=self.results.name)
-
-    def _settings(self, evaluation: str) -> str:
-        """A digest of what an evaluation depends on."""
-        parts: dict[str, Any] = {"linear": self.config.linear, "knn": self.config.knn, "voc": self.config.voc}
-        chosen = to_dict(parts[evaluation]) if evaluation in parts else {}
-        if evaluation == "imagenet-c":
-            chosen = to_dict(self.config.linear) | {"root": self.config.imagenet_c_root}
-        return digest({"evaluation": evaluation, **chosen})
-
-    def _is_done(self, evaluation: str, network: str, settings: str) -> bool:
-        """Rank 0 looks and tells the others, who must not disagree."""
-        done = [False]
-        if _rank() == 0 and (self.results / "results.json").is_file():
-            entries = read_results(self.results).entries
-            wanted = (evaluation, network, settings)
-            done = [any((e["evaluation"], e["network"], e.get("settings")) == wanted for e in entries)]
-        if dist.is_initialized():
-            dist.broadcast_object_list(done, src=0)
-        return done[0]
+        settings = settings_of(evaluation, self.config)
+        if not is_done(self.results, evaluation, network, settings):
+            write_entries(self.results, measure[evaluation](network), settings)
 
     @property
     def data(self) -> tuple[Any, Any]:
@@ -169,7 +146,7 @@ class _Evaluator:
     def _few_labels(self, network: str) -> Entries:
         """The classifier itself at every checkpoint that was kept, shared out among the ranks."""
         mine = evaluate_checkpoints(self._classifiers(network), self.data[1], self.config.features, device=self.device)
-        records = _gather(mine)
+        records = gather(mine)
         return [entry for result in few_labels(records) for entry in result.entries()]
 
     def _classifiers(self, network: str) -> Iterator[tuple[int, dict[str, nn.Module]]]:
@@ -177,10 +154,7 @@ class _Evaluator:
         method = build_method(training.method, seed=training.seed).to(self.device)
         store = CheckpointStore(self.folder / "checkpoints")
         for step in store.steps()[_rank() :: _world_size()]:
-            state = read_checkpoint(store.path(step))
-            method.load_state_dict(state["method"])
-            if self.teacher is not None:
-                method.teacher.load_state_dict(state["bank"]["teachers"][self.teacher])
+            method.load_state_dict(read_checkpoint(store.path(step))["method"])
             yield step, {network: method.teacher if network == "teacher" else method.student}
 
     def _imagenet_c(self, network: str) -> Entries:
@@ -204,6 +178,34 @@ class _Evaluator:
         return result.entries(network=network)
 
 
+def settings_of(evaluation: str, config: EvaluationConfig) -> str:
+    """A digest of what an evaluation depends on."""
+    parts: dict[str, Any] = {"linear": config.linear, "knn": config.knn, "voc": config.voc}
+    chosen = to_dict(parts[evaluation]) if evaluation in parts else {}
+    if evaluation == "imagenet-c":
+        chosen = to_dict(config.linear) | {"root": config.imagenet_c_root}
+    return digest({"evaluation": evaluation, **chosen})
+
+
+def is_done(results: Path, evaluation: str, network: str, settings: str) -> bool:
+    """Whether results.json holds this evaluation; rank 0 looks and tells the others, who must not disagree."""
+    done = [False]
+    if _rank() == 0 and (results / "results.json").is_file():
+        wanted = (evaluation, network, settings)
+        entries = read_results(results).entries
+        done = [any((e["evaluation"], e["network"], e.get("settings")) == wanted for e in entries)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(done, src=0)
+    return done[0]
+
+
+def write_entries(results: Path, entries: Entries, settings: str) -> None:
+    """Add entries to results.json, on rank 0."""
+    if _rank() == 0:
+        results.mkdir(parents=True, exist_ok=True)
+        add_entries(results, [{**entry, "settings": settings} for entry in entries], run=results.name)
+
+
 def measure_of(pipeline: PipelineConfig, metric: str) -> Callable[[nn.Module], dict[str, float]]:
     """A function from the method in training to `{metric: value}`, for knn/NETWORK/top1 and few-labels/NETWORK/top1."""
     evaluation, network, _ = metric.split("/")
@@ -224,7 +226,8 @@ def measure_of(pipeline: PipelineConfig, metric: str) -> Callable[[nn.Module], d
     return measure
 
 
-def _gather(records: list[CheckpointAccuracy]) -> list[CheckpointAccuracy]:
+def gather(records: list[CheckpointAccuracy]) -> list[CheckpointAccuracy]:
+    """The records of all ranks, on every rank."""
     if not dist.is_initialized():
         return records
     gathered: list[Any] = [None] * dist.get_world_size()

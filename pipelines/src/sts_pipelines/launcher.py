@@ -14,6 +14,7 @@ from typing import Any
 
 from sts_core.errors import StsError
 from sts_methods.training import fit
+from sts_pipelines.bank_evaluation import evaluate_bank
 from sts_pipelines.cluster import ray_cluster
 from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.evaluation import evaluate_run, measure_of
@@ -85,9 +86,7 @@ def train_job(job: Job, runtime: ProcessRuntime) -> None:
     fit(job.pipeline.training, runtime)
     evaluate_run(job.folder, job.pipeline, device=runtime.device)
     if job.bank_folder is not None:
-        for name in job.pipeline.training.bank:
-            results = job.bank_folder / name
-            evaluate_run(job.folder, job.pipeline, device=runtime.device, teacher=name, results=results)
+        evaluate_bank(job.folder, job.pipeline, job.bank_folder, device=runtime.device)
     if runtime.mirror is not None and runtime.rank == 0:
         runtime.mirror.push()
 

@@ -1,0 +1,48 @@
+"""Measuring the teachers of a bank: each gets a folder of results of its own, as if it had been the run's teacher."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from sts_eval import CheckpointAccuracy, classification_accuracy, few_labels
+from sts_methods import build_method
+from sts_methods.checkpoint import CheckpointStore, read_checkpoint
+from sts_methods.data import evaluation_data
+from sts_pipelines.evaluation import evaluate_run, gather, is_done, settings_of, write_entries
+from sts_pipelines.pipeline import PipelineConfig
+
+
+def evaluate_bank(folder: Path, pipeline: PipelineConfig, results: Path, *, device: torch.device) -> None:
+    """Evaluate every teacher of the bank of the run in `folder` into `results`/<name>; all ranks take part."""
+    config = pipeline.evaluation
+    names = list(pipeline.training.bank)
+    if "few-labels" in config.after_training:
+        settings = settings_of("few-labels", config)
+        missing = [name for name in names if not is_done(results / name, "few-labels", "teacher", settings)]
+        for name, records in _few_labels(folder, pipeline, missing, device=device).items():
+            entries = [entry for result in few_labels(records) for entry in result.entries()]
+            write_entries(results / name, entries, settings)
+    for name in names:
+        evaluate_run(folder, pipeline, device=device, teacher=name, results=results / name)
+
+
+def _few_labels(
+    folder: Path, pipeline: PipelineConfig, names: list[str], *, device: torch.device
+) -> dict[str, list[CheckpointAccuracy]]:
+    """Accuracy of every teacher at every checkpoint; each checkpoint is read once, by one of the ranks."""
+    if not names:
+        return {}
+    training = pipeline.training
+    _, test = evaluation_data(training.data)
+    teacher = build_method(training.method, seed=training.seed).teacher.to(device)
+    store = CheckpointStore(folder / "checkpoints")
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    mine: dict[str, list[CheckpointAccuracy]] = {name: [] for name in names}
+    for step in store.steps()[rank::world_size]:
+        bank = read_checkpoint(store.path(step))["bank"]["teachers"]
+        for name in names:
+            teacher.load_state_dict(bank[name])
+            top1 = classification_accuracy(teacher, test, pipeline.evaluation.features, device=device)[1]
+            mine[name].append(CheckpointAccuracy(step, "teacher", top1))
+    return {name: gather(records) for name, records in mine.items()}
