@@ -3,8 +3,9 @@
 import multiprocessing
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TextIO
@@ -20,11 +21,16 @@ def measure_missing(study: Study, folders: StudyFolders, *, processes: int = 1, 
     if not missing:
         return
     revision = git_revision()
-    _prepare(missing, folders.work)
     os.environ["OMP_NUM_THREADS"] = "1"  # the processes inherit it; more threads than cores make all of them slower
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=processes, mp_context=context, initializer=_use_one_thread) as pool:
-        tasks = [pool.submit(measure_and_append, run, folders.work, folders.records, revision) for run in missing]
+    with ProcessPoolExecutor(
+        max_workers=processes, mp_context=context, initializer=_start_process, initargs=(os.getpid(),)
+    ) as pool:
+        tasks = []
+        for run, corruptions in with_corruptions_to_make(missing):
+            for corruption in corruptions:
+                pool.submit(make_corrupted, run, corruption, folders.work)
+            tasks.append(pool.submit(measure_and_append, run, folders.work, folders.records, revision))
         try:
             for task in as_completed(tasks):
                 progress.finished(task.result())
@@ -69,18 +75,35 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def _use_one_thread() -> None:
+def _start_process(parent: int) -> None:
+    """One thread for torch; and an end when the parent is killed, which the executor's processes would outlive."""
     import torch
 
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
-def _prepare(runs: Sequence[StudyRun], work: Path) -> None:
-    """Make the corrupted images before the processes need them, each of which would make them all."""
-    from sts_eval import cells_of
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def with_corruptions_to_make(runs: Sequence[StudyRun]) -> Iterator[tuple[StudyRun, Sequence[str]]]:
+    """Each run with the corruptions whose images are to be made before it: all of them for the first that needs them."""
+    from sts_eval.corruption_tables import MAIN_CORRUPTIONS
+
+    made: set[tuple[str, str]] = set()
+    for run in runs:
+        images = (run.training.data.dataset, run.data_digest)
+        yield run, MAIN_CORRUPTIONS if run.corruptions and images not in made else ()
+        made |= {images} if run.corruptions else set()
+
+
+def make_corrupted(run: StudyRun, corruption: str, work: Path) -> None:
+    """Leave the corrupted images in the cache; what goes wrong here goes wrong again, and is told, in the run."""
     from sts_pipelines.study.measure import corruption_source
 
-    for run in {(run.training.data.dataset, run.data_digest): run for run in runs if run.corruptions}.values():
-        source = corruption_source(run, work)
-        for cell in cells_of(source):
-            source.cell(*cell)
+    source = corruption_source(run, work)
+    for severity in source.severities:
+        source.cell(corruption, severity)

@@ -37,7 +37,9 @@ def git_revision() -> str:
     here = Path(__file__).parent
     try:
         revision = _git("rev-parse", "--short", "HEAD", cwd=here)
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/packages/*/src", ":/pipelines/src", cwd=here)
+        changed = _git(
+            "status", "--porcelain", "--untracked-files=no", "--", ":/packages/*/src", ":/pipelines/src", cwd=here
+        )
     except (OSError, subprocess.CalledProcessError):
         return ""
     return revision + ("+" if changed else "")

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sts_core import Granularity, Smoother, SmoothingConfig
 from sts_methods import Batch, Byol, ByolConfig
@@ -144,15 +144,11 @@ def ratios(times: Mapping[str, Mapping[str, list[float]]], case: str) -> tuple[f
 def machine() -> str:
     """Processor, threads and torch."""
     info = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")] \
-        if info.exists() else []  # fmt: skip
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.machine()}, one thread, torch {torch.__version__.split('+')[0]}"
 
 
-def update_share(times: Mapping[str, Mapping[str, list[float]]], case: str) -> float:
-    """Median milliseconds of the teacher update alone."""
+def update_milliseconds(times: Mapping[str, Mapping[str, list[float]]], case: str) -> float:
+    """Median of the teacher update alone."""
     return 1e3 * median(times[case]["update"])
-
-
-def num_weights(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
