@@ -129,3 +129,38 @@ def test_every_example_of_a_verb_parses(verb: object) -> None:
         assert words[:2] == ["sts", verb.name]  # type: ignore[attr-defined]
         own, _ = split_overrides(words[2:], parsers[words[1]])
         assert parsers[words[1]].parse_args(own) is not None
+
+
+def test_every_command_of_the_readme_is_understood() -> None:
+    from sts_pipelines.main import split_overrides
+    from sts_pipelines.resolve import resolve
+
+    readme = Path(__file__).parents[2] / "pipelines" / "README.md"
+    commands = [line.strip() for line in readme.read_text().splitlines() if line.startswith("    sts ")]
+    assert len(commands) > 5
+    _, parsers = build_parser()
+    for command in commands:
+        words = command.partition(">")[0].split()
+        own, overrides = split_overrides(words[2:], parsers[words[1]])
+        arguments = parsers[words[1]].parse_args(own)
+        if words[1] in ("run", "show", "check", "sweep") and not arguments.pipeline.endswith(".yaml"):
+            assert resolve(arguments.pipeline, overrides) is not None
+
+
+def test_every_name_in_the_readme_is_in_the_catalog() -> None:
+    import itertools
+    import re
+
+    from sts_pipelines.catalog import CATALOG
+
+    readme = (Path(__file__).parents[2] / "pipelines" / "README.md").read_text()
+    section = readme.partition("## Names")[2].partition("##")[0]
+    found = 0
+    for name in re.findall(r"`([a-z0-9{},.-]+)`", section):
+        parts = [
+            part.strip("{}").split(",") if part.startswith("{") else [part] for part in re.split(r"(\{.*?\})", name)
+        ]
+        for expanded in map("".join, itertools.product(*parts)):
+            assert expanded in CATALOG, expanded
+            found += 1
+    assert found > 60
