@@ -90,7 +90,7 @@ def _end_with(parent: int) -> None:
 
 
 def with_corruptions_to_make(runs: Sequence[StudyRun]) -> Iterator[tuple[StudyRun, Sequence[str]]]:
-    """Each run with the corruptions whose images are to be made before it: all of them for the first that needs them."""
+    """Each run with the corruptions whose images must be made before it: all of them for the first that needs any."""
     from sts_eval.corruption_tables import MAIN_CORRUPTIONS
 
     made: set[tuple[str, str]] = set()
