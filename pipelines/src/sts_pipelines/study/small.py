@@ -260,11 +260,11 @@ def _untrained(experiment: str, training: TrainingConfig, images: str = "") -> S
 def small_study(*, cifar10: Path | None = None, work: Path | None = None) -> Study:
     """All runs, seed after seed, so that a study that was stopped has all comparisons at fewer seeds."""
     part = None if cifar10 is None or work is None else cifar_part(cifar10, work)
-    runs = [run for seed in SEEDS for run in (*moco_digits_runs(seed), *fixmatch_digits_runs(seed))]
-    runs += [run for seed in SEEDS for run in (*byol_digits_runs(seed), *gentle_runs(seed))]
+    digits = (byol_digits_runs, moco_digits_runs, fixmatch_digits_runs, gentle_runs)
+    runs = [run for seed in SEEDS for part_of_seed in digits for run in part_of_seed(seed)]
+    runs += [run for seed in GRID_SEEDS for run in grid_runs(seed)]
     if part is not None:
         runs += [run for seed in SEEDS for run in cifar_runs(*part, seed)]
-    runs += [run for seed in GRID_SEEDS for run in grid_runs(seed)]
     return Study(name="small", runs=runs)
 
 

@@ -38,8 +38,8 @@ class TimedNetwork:
 
 
 NETWORKS = (
-    TimedNetwork(label="ResNet-18, batch 32", backbone="resnet18", batch_size=32, rounds=15),
-    TimedNetwork(label="ResNet-50, batch 8", backbone="resnet50", batch_size=8, rounds=12),
+    TimedNetwork(label="ResNet-18, batch 32", backbone="resnet18", batch_size=32, rounds=10),
+    TimedNetwork(label="ResNet-50, batch 8", backbone="resnet50", batch_size=8, rounds=8),
 )
 
 
