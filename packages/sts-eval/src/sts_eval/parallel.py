@@ -71,5 +71,5 @@ def differentiable_sum(tensor: Tensor) -> Tensor:
     """The sum over all processes, with the gradient of a loss that is itself summed over processes."""
     if not is_parallel():
         return tensor
-    total: Tensor = _Sum.apply(tensor)  # type: ignore[no-untyped-call]
+    total: Tensor = _Sum.apply(tensor)
     return total

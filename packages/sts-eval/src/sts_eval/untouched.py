@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from sts_core.errors import StateError
 
 
-def _raw_bytes(tensor: Tensor) -> memoryview:
+def _raw_bytes(tensor: Tensor) -> bytes:
     flat = tensor.detach().cpu().contiguous().flatten()
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def digest_of(module: nn.Module) -> str:
