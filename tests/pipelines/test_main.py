@@ -56,7 +56,7 @@ def test_show_prints_a_config_that_show_reads_back(tmp_path: Path, capsys: pytes
 def test_show_lists_every_flag_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "moco-digits-sts", "--flags"]) == 0
     text = capsys.readouterr().out
-    assert "--method.queue-size  (1024)\n    Number of keys kept as negatives." in text
+    assert "--method.queue-size  (512)\n    Number of keys kept as negatives." in text
     assert "--cluster.num-workers" in text
     assert "--evaluation.linear.epochs" in text
 
@@ -124,7 +124,9 @@ def test_every_example_of_a_verb_parses(verb: object) -> None:
     from sts_pipelines.main import split_overrides
 
     _, parsers = build_parser()
-    for line in verb.module.EXAMPLES.splitlines():  # type: ignore[attr-defined]
+    lines = [line for line in verb.module.EXAMPLES.splitlines() if line.startswith("  sts ")]  # type: ignore[attr-defined]
+    assert lines
+    for line in lines:
         words = line.partition(">")[0].replace("'", "").split()
         assert words[:2] == ["sts", verb.name]  # type: ignore[attr-defined]
         own, _ = split_overrides(words[2:], parsers[words[1]])

@@ -65,12 +65,34 @@ def ray_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
         yield
 
 
+def session_folder() -> Path:
+    """A new folder for Ray's sockets and logs, named by our process; those of processes that were killed are removed.
+
+    It is not in the run folder because the path of a socket may have at most 107 bytes.
+    """
+    parent = Path("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir())
+    for old in parent.glob("sts-*-*"):
+        owner = old.name.split("-")[1]
+        if owner.isdigit() and not _is_alive(int(owner)) and not (old / "keep").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"sts-{os.getpid()}-", dir=parent))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
 @contextlib.contextmanager
 def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
     import ray
 
-    # Ray's sockets live here and their paths may have at most 107 bytes, hence not in the run folder.
-    session = Path(tempfile.mkdtemp(prefix="sts-", dir="/tmp" if os.path.isdir("/tmp") else None))
+    session = session_folder()
     ray.init(
         num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
         # The dashboard process also serves the State API, without which stopped trials never free their resources.
@@ -85,6 +107,7 @@ def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        (session / "keep").touch()
         print(f"sts: Ray's logs are in {session}/session_latest/logs", file=sys.stderr)
         raise
     else:

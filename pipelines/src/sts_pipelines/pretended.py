@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,13 +28,15 @@ def fits(request: Mapping[str, Any]) -> bool:
 def _place(request: Mapping[str, Any]) -> int:
     import ray
 
-    session = tempfile.mkdtemp(prefix="sts-", dir="/tmp")
+    from sts_pipelines.cluster import session_folder
+
+    session = session_folder()
     ray.init(
         num_cpus=request["num_cpus"],
         num_gpus=request["num_gpus"],
         include_dashboard=False,
         object_store_memory=128 << 20,
-        _temp_dir=session,
+        _temp_dir=str(session),
         log_to_driver=False,
         logging_level="ERROR",
     )
