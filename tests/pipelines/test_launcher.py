@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,3 +167,14 @@ def test_the_doctor_tells_what_a_run_is(tiny: Tiny, tmp_path: Path, capsys: pyte
 def test_jobs_cross_to_workers_as_plain_values(tiny: Tiny, tmp_path: Path) -> None:
     job = Job(label="x", pipeline=tiny("byol-digits-sts"), folder=tmp_path, bank_folder=tmp_path / "bank")
     assert Job.from_plain(json.loads(json.dumps(job.to_plain()))) == job
+
+
+def test_an_evaluation_trains_nothing_even_when_the_checkpoints_are_gone(tiny: Tiny) -> None:
+    pipeline = tiny("byol-digits-tma", steps=2)
+    folder = run(replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=())))
+    config = (folder / "config.yaml").read_text()
+    shutil.rmtree(folder / "checkpoints")
+    launch([Job(label="x", pipeline=pipeline, folder=folder, train=False)], name="x", folder=folder)
+    assert {entry["evaluation"] for entry in read_results(folder).entries} == {"linear", "knn"}
+    assert not (folder / "checkpoints").exists()
+    assert (folder / "config.yaml").read_text() == config

@@ -93,7 +93,8 @@ def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
     import ray
 
     session = session_folder()
-    ray.init(
+    print("starting Ray on this machine ...", file=sys.stderr, flush=True)
+    connection = ray.init(
         num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
         # The dashboard process also serves the State API, without which stopped trials never free their resources.
         include_dashboard=True,
@@ -104,6 +105,7 @@ def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
         log_to_driver=False,
         logging_level="ERROR",
     )
+    print(f"Ray's dashboard is at http://{connection.dashboard_url}; starting workers ...", file=sys.stderr, flush=True)
     try:
         yield
     except BaseException:

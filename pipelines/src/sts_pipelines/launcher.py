@@ -36,12 +36,14 @@ class Job:
     folder: Path
     bank_folder: Path | None = None
     """Where the results of the bank's teachers go, one folder for each, if there is a bank."""
+    train: bool = True
+    """False only evaluates what an earlier run has left."""
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values, which is all that crosses to the workers."""
         bank = None if self.bank_folder is None else str(self.bank_folder)
         plain = {"label": self.label, "pipeline": to_dict(self.pipeline), "folder": str(self.folder)}
-        return plain | {"bank_folder": bank}
+        return plain | {"bank_folder": bank, "train": self.train}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Job":
@@ -50,6 +52,7 @@ class Job:
             pipeline=from_dict(PipelineConfig, plain["pipeline"]),
             folder=Path(plain["folder"]),
             bank_folder=None if plain["bank_folder"] is None else Path(plain["bank_folder"]),
+            train=plain["train"],
         )
 
 
@@ -83,7 +86,8 @@ def _surroundings(job: Job) -> dict[str, Any]:
 
 def train_job(job: Job, runtime: ProcessRuntime) -> None:
     """Train, save the backbones and evaluate: what every rank does for a job, in process or on Ray."""
-    fit(job.pipeline.training, runtime)
+    if job.train:
+        fit(job.pipeline.training, runtime)
     evaluate_run(job.folder, job.pipeline, device=runtime.device)
     if job.bank_folder is not None:
         evaluate_bank(job.folder, job.pipeline, job.bank_folder, device=runtime.device)
@@ -92,7 +96,9 @@ def train_job(job: Job, runtime: ProcessRuntime) -> None:
 
 
 def write_config(job: Job) -> None:
-    """Leave the resolved config in the run folder, atomically."""
+    """Leave the resolved config in the run folder, atomically; an evaluation leaves the one that is there."""
+    if not job.train:
+        return
     job.folder.mkdir(parents=True, exist_ok=True)
     partial = job.folder / ".config.yaml.partial"
     partial.write_text(write_yaml(plain_of(job.pipeline)))

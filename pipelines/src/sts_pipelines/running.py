@@ -46,14 +46,18 @@ def read_run(folder: str, overrides: Sequence[str] = ()) -> PipelineConfig:
 
 
 def evaluate_folder(folder: str, overrides: Sequence[str]) -> None:
-    """Evaluate the networks of a run in this process and print its table."""
+    """Evaluate the networks of a run, on its GPUs if it had several and else in this process, and print its table."""
     from sts_methods.runtime import default_device
 
     pipeline = read_run(folder, overrides)
     before = to_dict(read_run(folder).training)
     if to_dict(pipeline.training) | {"data": None} != before | {"data": None}:
         raise UsageError("a finished training cannot be changed: override evaluation.* and data.* only")
-    evaluate_run(Path(folder), pipeline, device=default_device())
+    path = Path(folder).absolute()
+    if pipeline.cluster.use_gpu and pipeline.cluster.num_workers > 1:  # what was trained on many GPUs is large
+        launch([Job(label=path.name, pipeline=pipeline, folder=path, train=False)], name=path.name, folder=path)
+    else:
+        evaluate_run(path, pipeline, device=default_device())
     print_table({Path(folder).name: Path(folder)})
 
 
