@@ -133,6 +133,10 @@ def _no_smoothing(outcomes: Outcomes) -> Iterator[Finding]:
         yield from _compare(
             outcomes, experiment, pair, "Without smoothing, training fails: no better than no training", paper
         )
+    for experiment, setting in SELF_SUPERVISED.items():
+        ranks = minus(*(outcomes.values(experiment, name, "effective_rank") for name in ("tma", "none")))
+        claim, comparison = "Without smoothing, embeddings collapse", "effective rank of embeddings, TMA - none"
+        yield from _row(claim, paper, setting, comparison, ranks, unit="dimensions")
     for experiment in SELF_SUPERVISED:
         yield from _compare(outcomes, experiment, ("tma", "none"), "Smoothing (TMA) is better than none", paper)
 

@@ -35,6 +35,8 @@ NEIGHBOURS = NeighboursConfig(ks=(20,), temperatures=(0.07,))  # DINO's k and te
 PROBE = fast_protocol(regularisations=(1e-3,))  # one, so that nothing is chosen on the test images
 SEVERITIES = (1, 3, 5)
 NETWORKS = ("teacher", "student")
+TRAINING = ("loss", "effective_rank", "mask_ratio")
+"""Metrics of the last steps of training that are kept: a collapsed student shows in its loss and its embeddings."""
 
 
 def measure(run: StudyRun, *, work: Path, revision: str) -> Record:
@@ -51,6 +53,7 @@ def measure(run: StudyRun, *, work: Path, revision: str) -> Record:
         else:
             semi_supervised = run.training.data.recipe == "fixmatch"
             values = _classifiers(run, result) if semi_supervised else _features(run, result, work)
+            values |= {name: result.metrics[name] for name in TRAINING if name in result.metrics}
             drift = _drift(Path(folder) / "metrics.jsonl")
     smoothing = run.training.smoothing
     return Record(

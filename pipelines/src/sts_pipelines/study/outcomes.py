@@ -24,7 +24,8 @@ class Outcomes:
         """The teachers of an experiment that have been measured, in the study's order; a bank gives all of its own."""
         if (experiment, "bank") in self._records:
             first = next(iter(self._records[experiment, "bank"].values()))
-            return [name.removeprefix("top1/") for name in first.values if not name.endswith(("/teacher", "/student"))]
+            names = [name.removeprefix("top1/") for name in first.values if name.startswith("top1/")]
+            return [name for name in names if name not in ("teacher", "student")]
         return [teacher for name, teacher in self._records if name == experiment]
 
     def values(self, experiment: str, teacher: str, measure: str) -> BySeed:
@@ -36,12 +37,15 @@ class Outcomes:
         return {seed: record.values[measure] for seed, record in records.items() if measure in record.values}
 
     def drift(self, experiment: str, teacher: str, part: int) -> BySeed:
-        """log10 of the geometric mean over epochs of the drift in weights (1) or outputs (2)."""
+        """log10 of the mean over epochs of the drift in weights (1) or outputs (2).
+
+        Not the geometric mean: as the learning rate falls to 0 all teachers come to rest, a collapsed one entirely, and
+        it is the early epochs that the paper's figure shows.
+        """
         found: BySeed = {}
         for seed, record in self._records.get((experiment, teacher), {}).items():
-            logs = [math.log10(max(line[part], 1e-300)) for line in record.drift]
-            if logs:
-                found[seed] = fmean(logs)
+            if record.drift:
+                found[seed] = math.log10(max(fmean(line[part] for line in record.drift), 1e-300))
         return found
 
     def drift_curve(self, experiment: str, teacher: str, part: int) -> list[tuple[float, float]]:

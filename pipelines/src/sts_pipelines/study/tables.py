@@ -15,6 +15,7 @@ MEASURES = {
     "knn/student": "k-NN, student",
     "corrupted/teacher": "corrupted, teacher",
 }
+DRIFTS = ("drift, weights", "drift, outputs")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -65,13 +66,14 @@ def means_table(outcomes: Outcomes, experiment: str) -> str:
     rows = []
     for teacher in teachers:
         cells = [interval(summary(outcomes.values(experiment, teacher, measure))) for measure in kept]
-        rank = summary(outcomes.values(experiment, teacher, "width/teacher"))
+        ends = [summary(outcomes.values(experiment, teacher, name)) for name in ("loss", "effective_rank")]
+        ends.append(summary(outcomes.values(experiment, teacher, "width/teacher")))
         drifts = [summary(outcomes.drift(experiment, teacher, part)) for part in (1, 2)]
         moved = ["-" if d is None or teacher == "untrained" else f"{10**d.mean:.1e}" for d in drifts]
         failed = outcomes.num_failed(experiment, teacher)
         name = TITLES[teacher] + (f" ({failed} failed)" if failed else "")
-        rows.append([name, *cells, "-" if rank is None else f"{rank.mean:.1f}", *moved])
-    header = ["teacher", *(MEASURES[m] for m in kept), "effective rank", "drift, weights", "drift, outputs"]
+        rows.append([name, *cells, *("-" if end is None else f"{end.mean:.2f}" for end in ends), *moved])
+    header = ["teacher", *(MEASURES[m] for m in kept), "loss", "rank of embeddings", "rank of features", *DRIFTS]
     return table(header, rows)
 
 
