@@ -1,5 +1,6 @@
 """Checkpoints under kills, torn files, full disks and slow ones."""
 
+import contextlib
 import json
 import resource
 import signal
@@ -147,9 +148,10 @@ def test_what_a_killed_writer_left_behind_is_not_taken_for_a_checkpoint(tmp_path
 
 
 def test_a_step_waits_for_a_copy_and_not_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = threading.Event()
+    begun, disk = threading.Event(), threading.Event()
 
     def slow_write(folder: Path, state: dict[str, Any]) -> None:
+        begun.set()
         assert disk.wait(timeout=60)
         write_checkpoint(folder, state)
 
@@ -159,6 +161,7 @@ def test_a_step_waits_for_a_copy_and_not_for_the_disk(tmp_path: Path, monkeypatc
     for step in (1, 2, 3):  # returns though nothing can be written yet
         state["method"]["weight"].fill_(step)
         store.save(step, state)
+        assert begun.wait(timeout=60)
     assert store.steps() == []
     disk.set()
     store.close()
@@ -168,37 +171,37 @@ def test_a_step_waits_for_a_copy_and_not_for_the_disk(tmp_path: Path, monkeypatc
     assert [float(_weight(read_checkpoint(store.path(step))).mean()) for step in (1, 3)] == [1.0, 3.0]
 
 
-@pytest.fixture
-def _full_disk() -> Iterator[None]:
-    """Files cannot grow beyond one kilobyte, as on a disk without space."""
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """Files cannot grow beyond one kilobyte, as on a disk without space; lifted before pytest writes its own output."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-@pytest.mark.usefixtures("_full_disk")
 def test_a_full_disk_gives_a_clear_error_and_leaves_no_rubbish(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"File too large.*earlier ones are untouched; free some space"):
+    message = r"File too large.*earlier ones are untouched; free some space"
+    with full_disk(), pytest.raises(CheckpointError, match=message):
         write_checkpoint(tmp_path / "c", _state(1))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_warns_while_training_and_fails_at_the_end_and_spares_the_previous(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_full_disk_warns_while_training_and_fails_at_the_end_and_spares_the_previous(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     store.save(1, _state(1))
     store.wait()
-    request.getfixturevalue("_full_disk")
-    store.save(2, _state(2))
-    store.wait()
-    with pytest.warns(UserWarning, match="free some space"):
-        store.save(3, _state(3))
-    with pytest.raises(CheckpointError, match="step-00000003"):
-        store.close()
+    with full_disk():
+        store.save(2, _state(2))
+        store.wait()
+        with pytest.warns(UserWarning, match="free some space"):
+            store.save(3, _state(3))
+        with pytest.raises(CheckpointError, match="step-00000003"):
+            store.close()
     state = store.latest()
     assert state is not None
     assert state["meta"]["step"] == 1
