@@ -106,6 +106,7 @@ def test_a_checkpoint_says_what_it_holds_and_only_the_last_few_stay(tiny: Any, t
         "name": "TinyConfig",
         "width": 8,
         "nan_at_step": -1,
+        "nan_gradient_at_step": -1,
         "collapse_from_step": 1 << 30,
     }
     assert meta["config"]["smoothing"]["preserve_probability"] == 0.5
