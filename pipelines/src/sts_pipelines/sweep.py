@@ -21,6 +21,7 @@ from sts_pipelines.launcher import Job, launch, train_on_ray
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, SweepConfig
 from sts_pipelines.schema import digest, to_dict
 from sts_pipelines.storage import is_uri, local_folder
+from sts_pipelines.sweep_progress import CellWatcher
 from sts_pipelines.sweep_results import (
     SWEEP_NAMES,
     Outcome,
@@ -44,10 +45,11 @@ def run_sweep(recipe: SweepConfig) -> list[Outcome]:
     else:
         missing = [cell for cell in cells if not is_finished(folder / cell.name)]
         print(f"{len(cells)} cells, {len(cells) - len(missing)} finished before: {folder}", flush=True)
-        if missing and recipe.pipeline.cluster.num_workers == 0:
-            _one_after_the_other(recipe, missing, folder)
-        elif missing:
-            _tune(recipe, missing, folder)
+        with CellWatcher(folder, missing, metric=recipe.sweep.metric):
+            if missing and recipe.pipeline.cluster.num_workers == 0:
+                _one_after_the_other(recipe, missing, folder)
+            elif missing:
+                _tune(recipe, missing, folder)
     found = outcomes(folder, cells, metric=recipe.sweep.metric)
     write_outcomes(found, folder, metric=recipe.sweep.metric)
     failed = [outcome for outcome in found if outcome.error]
@@ -122,9 +124,7 @@ def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
                 scheduler=asha(recipe) if grid.search == "asha" else None,
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
-            run_config=tune.RunConfig(
-                name="tune", storage_path=str(folder), verbose=0, callbacks=[Narrator(folder, len(groups))]
-            ),
+            run_config=tune.RunConfig(name="tune", storage_path=str(folder), verbose=0, callbacks=[Narrator()]),
         )
         tuner.fit()
 

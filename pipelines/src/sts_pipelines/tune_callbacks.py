@@ -1,39 +1,30 @@
 """Tune's side of a sweep: telling what happens, and stopping the worse trials of a search early."""
 
-import time
+import sys
 from pathlib import Path
 from typing import Any
 
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
-from sts_methods.progress import format_seconds
 from sts_pipelines.pipeline import SweepConfig
 from sts_pipelines.sweep_results import mark_stopped
 
 
 class Narrator(tune.Callback):  # type: ignore[misc]  # Ray has no types
-    """Prints a line for every trial that ends, and notes the trials that a search gave up."""
-
-    def __init__(self, folder: Path, num_trials: int) -> None:
-        self.folder, self.num_trials = folder, num_trials
-        self._started, self._ended = time.monotonic(), 0
+    """Says which trials failed or were given up, and notes the latter so that they are not taken up again."""
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         for job in trial.config["jobs"]:
             folder = Path(job["folder"])
             if not (folder / "finished.json").is_file():
-                mark_stopped(folder, int((trial.last_result or {}).get("step", 0)))
-        self._say(trial, "done")
+                step = int((trial.last_result or {}).get("step", 0))
+                mark_stopped(folder, step)
+                print(f"{job['label']}: given up at step {step}", file=sys.stderr, flush=True)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._say(trial, "FAILED")
-
-    def _say(self, trial: Any, verdict: str) -> None:
-        self._ended += 1
-        seconds = (time.monotonic() - self._started) / self._ended * (self.num_trials - self._ended)
         names = ", ".join(job["label"] for job in trial.config["jobs"])
-        print(f"trial {self._ended}/{self.num_trials} {verdict}: {names}  {format_seconds(seconds)} left", flush=True)
+        print(f"FAILED: {names}", file=sys.stderr, flush=True)
 
 
 def asha(recipe: SweepConfig) -> ASHAScheduler:
