@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sts_pipelines.errors import RunError
 from sts_pipelines.pipeline import GridConfig, PipelineConfig, SweepConfig
 from sts_pipelines.sweep import run_sweep
 
@@ -72,3 +73,17 @@ def test_a_killed_sweep_finishes_only_what_is_missing(tmp_path: Path, processes_
     assert len(list(folder.glob("*/finished.json"))) == 4
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (folder / "sweep.csv").read_text().count("\n") == 5
+
+
+def test_a_sweep_that_ray_itself_ends_is_one_line(
+    ray_cluster: None, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray import tune
+
+    def out_of_memory(tuner: object) -> None:
+        raise RuntimeError("3 workers were killed\nand much more")
+
+    monkeypatch.setattr(tune.Tuner, "fit", out_of_memory)
+    recipe = SweepConfig(pipeline=tiny("byol-digits-sts", num_workers=1), sweep=GridConfig(cells=((0.9, 0.5),)))
+    with pytest.raises(RunError, match=r"Ray stopped the sweep \(3 workers were killed\): the same command goes on"):
+        run_sweep(recipe)

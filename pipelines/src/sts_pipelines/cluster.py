@@ -36,6 +36,8 @@ def prepare_environment(*, local: bool) -> None:
             "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
             "RAY_worker_niceness": "0",  # 15 by default: starved on a shared machine
             "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+            # Ray would kill our workers when other programs fill the machine's memory; that is the kernel's business.
+            "RAY_memory_monitor_refresh_ms": "0",
             "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # also how fast a lost worker is noticed
         }
     for name, value in settings.items():

@@ -139,6 +139,8 @@ def train_on_ray(
         result = trainer.fit()
     except ray.train.TrainingFailedError as error:
         raise RunError(f"the workers of {name} failed {cluster.max_failures + 1} times: {_cause(error)}") from error
+    except ray.exceptions.RayError as error:
+        raise RunError(f"Ray stopped the run ({first_line(error)}): the same command goes on") from error
     if result.return_value and "error" in result.return_value:
         (folder / f".failed-{config['launch']}.json").unlink(missing_ok=True)
         raise RunError(result.return_value["error"])
@@ -203,6 +205,11 @@ def run_lock(folder: Path, *, patience_seconds: float = 60.0) -> Iterator[None]:
                     raise UsageError(message) from None
                 time.sleep(0.2)
         yield
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; Ray's run to pages."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _cause(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from sts_core.errors import StsError
 from sts_pipelines.cells import Cell, cells_of
 from sts_pipelines.cluster import TRIAL_CPUS, ray_cluster
 from sts_pipelines.errors import RunError, UsageError
-from sts_pipelines.launcher import Job, launch, train_on_ray
+from sts_pipelines.launcher import Job, first_line, launch, train_on_ray
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, SweepConfig
 from sts_pipelines.schema import digest, to_dict
 from sts_pipelines.storage import is_uri, local_folder
@@ -126,7 +126,10 @@ def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
             ),
             run_config=tune.RunConfig(name="tune", storage_path=str(folder), verbose=0, callbacks=[Narrator()]),
         )
-        tuner.fit()
+        try:
+            tuner.fit()
+        except (ray.exceptions.RayError, RuntimeError) as error:  # trials that fail do not raise: Ray itself has gone
+            raise RunError(f"Ray stopped the sweep ({first_line(error)}): the same command goes on") from error
 
 
 def _groups(names: Sequence[str], size: int) -> list[list[str]]:
