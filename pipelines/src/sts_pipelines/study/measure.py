@@ -92,7 +92,7 @@ def _features(run: StudyRun, result: TrainingResult, work: Path) -> dict[str, fl
         probe = linear_probe(train, test, PROBE)
         values[f"linear/{network}"] = probe.last[1]
         values[f"width/{network}"] = effective_rank(train)
-        if run.corruptions:
+        if run.corruptions and network == "teacher":
             values[f"corrupted/{network}"] = _corrupted(run, probe.with_backbone(backbone), work)
     return values
 

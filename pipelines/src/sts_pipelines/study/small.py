@@ -11,7 +11,9 @@ between an untrained network and a perfect one. What was scaled down, and why:
 - Momenta are constant. The paper's BYOL code raises m to 1 along a cosine, which SE, having no m, cannot follow.
 - The learning rate of BYOL on digits is high (1.2 per 256 images): in the pilot it is there that smoothing matters. A
   second experiment has .4, where in the pilot no smoothing did as well as any.
-- The network is timm's test_resnet (0.4 M weights in four stages), images are digits of 8x8 pixels or CIFAR-10's.
+- The network is timm's test_resnet (0.4 M weights in four stages, ImageNet's stem, which keeps a ninth of the places
+  of an image), the images are digits at 12 pixels (they have 8) or 4,000 of CIFAR-10 at 16: cheap, and far from
+  saturated, with 66 % linear top-1 on digits before training and 87 % after.
 """
 
 import hashlib
@@ -32,7 +34,7 @@ from sts_pipelines.study.plan import Study, StudyRun
 
 BACKBONE = "test_resnet"
 SEEDS = (1, 2, 3, 4, 5)
-GRID_SEEDS = (1, 2, 3)
+GRID_SEEDS = SEEDS
 DIGIT_TEST = 359
 CIFAR_TRAIN, CIFAR_TEST = 4000, 2000
 GRID_MOMENTA = (0.0, 0.9, 0.98)
@@ -99,9 +101,8 @@ def fixmatch_teachers() -> dict[str, SmoothingConfig]:
 
 
 def byol(data: DataConfig, smoothing: SmoothingConfig, *, seed: int, steps: int, lr: float) -> TrainingConfig:
-    stem: Literal["imagenet", "cifar"] = "cifar" if data.dataset == "digits" else "imagenet"
     return TrainingConfig(
-        method=ByolConfig(backbone=BACKBONE, stem=stem, hidden_dim=256, projection_dim=64),
+        method=ByolConfig(backbone=BACKBONE, hidden_dim=256, projection_dim=64),
         smoothing=smoothing,
         data=data,
         optimizer=OptimizerConfig(lr=lr, warmup_epochs=1.0 if lr else 0.0),
@@ -115,7 +116,7 @@ def byol(data: DataConfig, smoothing: SmoothingConfig, *, seed: int, steps: int,
 
 def moco(data: DataConfig, smoothing: SmoothingConfig, *, seed: int, steps: int, lr: float) -> TrainingConfig:
     return TrainingConfig(
-        method=MoCoConfig(backbone=BACKBONE, stem="cifar", dim=64, queue_size=512, bn_groups=2),
+        method=MoCoConfig(backbone=BACKBONE, dim=64, queue_size=512, bn_groups=2),
         smoothing=smoothing,
         data=data,
         optimizer=OptimizerConfig(lr=lr),
@@ -136,9 +137,10 @@ def fixmatch(
     labeller: Literal["student", "teacher"] = "student",
 ) -> TrainingConfig:
     """With labels by the student the teacher only watches, so one run serves all teachers: they are its bank."""
-    stem: Literal["imagenet", "cifar"] = "cifar" if data.dataset == "digits" else "imagenet"
     return TrainingConfig(
-        method=FixMatchConfig(backbone=BACKBONE, stem=stem, num_classes=10, threshold=0.9, pseudo_labels=labeller),
+        method=FixMatchConfig(
+            backbone=BACKBONE, stem="imagenet", num_classes=10, threshold=0.9, pseudo_labels=labeller
+        ),
         smoothing=smoothing,
         data=data,
         optimizer=OptimizerConfig(
@@ -157,11 +159,11 @@ def fixmatch(
     )
 
 
-DIGITS_BYOL = DataConfig(dataset="digits", image_size=8, recipe="byol")
-DIGITS_MOCO = DataConfig(dataset="digits", image_size=8, recipe="moco")
-DIGITS_FIXMATCH = DataConfig(dataset="digits", image_size=8, recipe="fixmatch", unlabelled_ratio=4)
+DIGITS_BYOL = DataConfig(dataset="digits", image_size=12, recipe="byol")
+DIGITS_MOCO = DataConfig(dataset="digits", image_size=12, recipe="moco")
+DIGITS_FIXMATCH = DataConfig(dataset="digits", image_size=12, recipe="fixmatch", unlabelled_ratio=4)
 BYOL_STEPS, MOCO_STEPS, FIXMATCH_STEPS = 154, 154, 250  # 7 epochs of digits; FixMatch counts steps
-CIFAR_STEPS, CIFAR_FIXMATCH_STEPS = 155, 250  # 5 epochs of 4,000 images
+CIFAR_STEPS, CIFAR_FIXMATCH_STEPS = 248, 400  # 8 epochs of 4,000 images
 BYOL_LR, MOCO_LR = 1.2, 0.12
 GENTLE_LR = 0.4
 ROBUST = ("tma", "sts", "control")
@@ -219,7 +221,7 @@ def grid_runs(seed: int) -> list[StudyRun]:
 
 def cifar_runs(root: Path, images: str, seed: int) -> list[StudyRun]:
     """BYOL and FixMatch on a part of CIFAR-10 for one seed."""
-    data = DataConfig(dataset="arrays", root=str(root), image_size=32, recipe="byol")
+    data = DataConfig(dataset="arrays", root=str(root), image_size=16, recipe="byol")
     start = byol(data, teacher(0.0, 0.0), seed=seed, steps=31, lr=0.0)
     runs = [_untrained("byol-cifar10", start, images)]
     for name in ("none", "tma", "sts", "control"):
