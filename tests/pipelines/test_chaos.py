@@ -29,7 +29,7 @@ FLAGS = (
 
 def start(storage: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "sts_pipelines.main", "run", "moco-digits-sts", *FLAGS]
-    command += ["--cluster.storage-path", str(storage), "--cluster.dashboard-port", "0"]
+    command += ["--cluster.storage-path", str(storage)]
     with (storage / "stderr.txt").open("ab") as errors:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
 

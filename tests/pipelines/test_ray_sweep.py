@@ -51,7 +51,7 @@ def test_a_search_stops_trials_and_frees_what_they_held(
 def test_a_killed_sweep_finishes_only_what_is_missing(tmp_path: Path, processes_below: Below) -> None:
     flags = ["--steps", "4", "--data.image-size", "8", "--log-every-steps", "1", "--evaluation.after-training", "knn"]
     flags += ["--sweep.momenta", "0,0.9", "--sweep.preserve-probabilities", "0,0.5", "--sweep.cells-per-trial", "2"]
-    flags += ["--cluster.num-workers", "1", "--cluster.storage-path", str(tmp_path), "--cluster.dashboard-port", "0"]
+    flags += ["--cluster.num-workers", "1", "--cluster.storage-path", str(tmp_path)]
     command = [sys.executable, "-m", "sts_pipelines.main", "sweep", "byol-digits-p-by-m", "--sweep.max-concurrent", "1"]
     driver = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 400

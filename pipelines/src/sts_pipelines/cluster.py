@@ -9,7 +9,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from sts_pipelines.errors import RunError
 from sts_pipelines.pipeline import ClusterConfig
 
 # Tune's trial actor only waits for its workers, but Tune refuses to start one that asks for nothing.
@@ -96,17 +98,22 @@ def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
 
     session = session_folder()
     print("starting Ray on this machine ...", file=sys.stderr, flush=True)
-    connection = ray.init(
-        num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
-        # The dashboard process also serves the State API, without which stopped trials never free their resources.
-        include_dashboard=True,
-        dashboard_host="127.0.0.1",
-        dashboard_port=config.dashboard_port,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        _temp_dir=str(session),
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
+    options: dict[str, Any] = {} if config.dashboard_port is None else {"dashboard_port": config.dashboard_port}
+    try:
+        connection = ray.init(
+            num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
+            # The dashboard also serves the State API, without which stopped trials never free their resources.
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(session),
+            log_to_driver=False,
+            logging_level="ERROR",
+            **options,
+        )
+    except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RunError(f"Ray could not be started on this machine: {reason} (logs in {session})") from error
     print(f"Ray's dashboard is at http://{connection.dashboard_url}; starting workers ...", file=sys.stderr, flush=True)
     try:
         yield

@@ -42,8 +42,8 @@ class ClusterConfig:
     """Where run folders are made: a path all workers see, or a URI that Ray can write to (s3://, gs://)."""
     address: str | None = None
     """Ray cluster to join (auto, or ray://host:port); without it a local one is started for this run."""
-    dashboard_port: int = 8265
-    """Port of the local cluster's dashboard on 127.0.0.1; the next free one is taken when it is in use."""
+    dashboard_port: int | None = None
+    """Port of the local cluster's dashboard on 127.0.0.1; without it the first free one from 8265 on."""
 
     def __post_init__(self) -> None:
         _require(
