@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -72,6 +73,18 @@ def test_loader_processes_give_the_same_batches_as_none(pristine: Path) -> None:
     for one, two in zip(alone, with_two, strict=True):
         assert torch.equal(one.indices, two.indices)
         assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
+
+
+@pytest.mark.timeout(60)
+def test_loader_processes_work_after_this_one_has_used_opencv_with_threads(pristine: Path) -> None:
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(2)
+    try:
+        cv2.GaussianBlur(np.zeros((2000, 2000, 3), np.uint8), (31, 31), 5)  # large enough for the pool to start
+        (batch,) = batches(build(config_of(pristine, num_workers=1)), 1)
+    finally:
+        cv2.setNumThreads(before)
+    assert len(batch.views[0]) == 8
 
 
 def test_ranks_tile_the_global_batch_and_a_resume_continues(pristine: Path) -> None:

@@ -5,6 +5,7 @@
 depend on their order.
 """
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -82,12 +83,22 @@ class _Batches(Dataset[Any]):
 def _load(cell: CellImages, config: CorruptionConfig, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     batches = _Batches(cell, config.batch_size)
     loader: DataLoader[Any] = DataLoader(
-        batches, batch_size=None, num_workers=config.num_workers, pin_memory=device.type == "cuda"
+        batches,
+        batch_size=None,
+        num_workers=config.num_workers,
+        worker_init_fn=_without_opencv_threads,
+        pin_memory=device.type == "cuda",
     )
     for loaded in loader:
         if isinstance(loaded, DataError):
             raise loaded
         yield loaded
+
+
+def _without_opencv_threads(worker: int) -> None:
+    """A forked process has OpenCV's pool without its threads, and would wait for them for ever (0 is safe, 1 waits)."""
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
 
 
 def _normalised(images: Tensor, config: CorruptionConfig, device: torch.device) -> Tensor:

@@ -206,4 +206,8 @@ class FileViews(Dataset[tuple[Request, Pictures]]):
 
 
 def _single_thread(worker: int) -> None:
-    cv2.setNumThreads(1)  # one process per core reads; more threads would only get in each other's way
+    """One process per core reads; more threads would only get in each other's way.
+
+    0 and not 1: in a forked process OpenCV's pool has lost its threads, and 1 would wait for them to end, for ever.
+    """
+    cv2.setNumThreads(0)
