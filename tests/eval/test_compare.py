@@ -13,6 +13,8 @@ IMAGENET = {
     "method": "byol",
     "smoothing": "sts",
     "granularity": "layer",
+    "momentum": 0.99,
+    "preserve_probability": 0.7,
     "dataset": "imagenet",
     "backbone": "resnet50",
     "epochs": 200,
@@ -76,6 +78,8 @@ def test_a_run_of_the_papers_recipe_stands_beside_each_row_it_repeats():
         ({"epochs": 2}, {}, "epochs 2 instead of 200"),
         ({"dataset": "digits"}, {}, "dataset digits instead of imagenet"),
         ({"backbone": "resnet18"}, {}, "backbone resnet18 instead of resnet50"),
+        ({"preserve_probability": 0.3}, {}, "preserve_probability 0.3 instead of 0.7"),
+        ({"momentum": 0.9}, {}, "momentum 0.9 instead of 0.99"),
         ({}, {"network": "student"}, "network student instead of teacher"),
         ({}, {"num_test": 500}, "linear num_test 500 instead of 50000"),
         ({}, {"protocol": byol_protocol(augment=False).__dict__}, "linear augment False instead of True"),
@@ -100,6 +104,18 @@ def test_seeds_are_averaged_but_a_repeated_seed_is_not_two_measurements():
     assert (1, False) in counts
 
 
+def test_runs_of_other_m_or_p_and_other_protocols_are_not_averaged():
+    def means(**other):
+        second = RunResults(run="b", entries=(linear(72.0, **other),), seed=9, conditions=IMAGENET)
+        return {c.ours.mean for c in compare_with_paper([*runs([70.0]), second])}
+
+    assert means() == {71.0}
+    assert means(protocol=byol_protocol(evaluate_every_epochs=1).__dict__) == {70.0, 72.0}  # which epoch is best
+    for name in ("momentum", "preserve_probability"):
+        other = runs([72.0], IMAGENET | {name: 0.5})
+        assert {c.ours.mean for c in compare_with_paper(runs([70.0]) + other)} == {70.0, 72.0}
+
+
 def test_longer_training_is_compared_with_the_longer_rows():
     found = compare_with_paper(runs([73.1], IMAGENET | {"epochs": 300}))
     assert {c.published.row for c in found} == {"Ours (BYOL + STS) 300"}
@@ -113,7 +129,7 @@ def test_a_failed_row_has_no_difference():
 
 def test_few_labels_find_their_column():
     conditions = {"method": "fixmatch", "smoothing": "tma", "dataset": "cifar10", "backbone": "wrn_28_2"}
-    conditions |= {"num_labels": 40, "steps": 2**20, "global_batch_size": 64}
+    conditions |= {"num_labels": 40, "steps": 2**20, "global_batch_size": 64, "momentum": 0.999}
     entry = {"evaluation": "few-labels", "network": "teacher", "metric": "top1-median", "value": 92.0, "which": "last"}
     (found,) = compare_with_paper([RunResults(run="a", entries=(entry,), seed=0, conditions=conditions)])
     assert (found.published.row, found.published.column) == ("FixMatch", "CIFAR-10 40")
@@ -133,10 +149,11 @@ def test_a_detection_transfer_that_judges_itself_incomparable_may_not_stand():
 
 
 def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
-    def run(smoothing, seed, value, source="released folders"):
+    def run(smoothing, seed, value, source="released folders", **changes):
         entry = {"evaluation": "imagenet-c", "network": "teacher", "metric": "top1", "which": "last"}
         entry |= {"value": value, "num_images": 50_000, "source": {"source": source}}
-        conditions = IMAGENET | {"smoothing": smoothing}
+        conditions = IMAGENET | {"smoothing": smoothing} | ({"preserve_probability": 0.0} if smoothing == "tma" else {})
+        conditions |= changes
         return RunResults(run=f"{smoothing}{seed}", entries=(entry,), seed=seed, conditions=conditions)
 
     found = compare_with_paper([run("sts", 0, 42.0), run("tma", 0, 40.0), run("sts", 1, 51.0), run("tma", 1, 50.0)])
@@ -146,7 +163,15 @@ def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
     assert gain.published.value == 1.5
     mixed = compare_with_paper([run("sts", 0, 42.0), run("tma", 0, 40.0, "generated")])
     assert mixed[-1].obstacles == ("images generated instead of released",)
-    assert not [c for c in compare_with_paper([run("sts", 0, 42.0)]) if c.published.row == "ImageNet-C"]
+    for others in ([], [run("tma", 0, 40.0, momentum=0.997)]):  # no moving average of the same m
+        found = compare_with_paper([run("sts", 0, 42.0), *others])
+        assert not [c for c in found if c.published.row == "ImageNet-C"]
+    sweep = [run("sts", 0, 42.0), run("sts", 0, 45.0, preserve_probability=0.9), run("tma", 0, 40.0)]
+    gains = [c for c in compare_with_paper(sweep) if c.published.row == "ImageNet-C"]
+    assert [(c.values, c.obstacles) for c in gains] == [
+        ((2.0,), ()),
+        ((5.0,), ("preserve_probability 0.9 instead of 0.7",)),
+    ]
 
 
 def test_conditions_come_from_the_config_of_the_run(tmp_path):
@@ -160,11 +185,14 @@ def test_conditions_come_from_the_config_of_the_run(tmp_path):
         "seed": 7,
     }
     assert describe_training({"name": "x", "training": config}) == describe_training(config)
+    by_kind = config | {"method": {"kind": "moco", "backbone": "resnet18"}}  # as pipelines write it
+    assert describe_training(by_kind) == describe_training(config)
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_results(tmp_path, RunResults(run="a", entries=(linear(30.0, num_train=1500),)))
     run = load_run(tmp_path)
     assert run.seed == 7
     assert run.conditions["smoothing"] == "tma"
+    assert (run.conditions["momentum"], run.conditions["preserve_probability"]) == (0.999, 0.0)
     assert run.conditions["dataset"] == "imagefolder"
     assert compare_with_paper([run])[0].published.row == "MoCo TMA"
     write_results(tmp_path, RunResults(run="a", entries=(linear(30.0),)))

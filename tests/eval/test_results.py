@@ -1,10 +1,11 @@
 import json
 import os
+from dataclasses import asdict
 
 import pytest
 
 from sts_core.errors import ConfigError, StateError
-from sts_eval import RunResults, add_entries, read_results, write_results
+from sts_eval import RunResults, add_entries, fast_protocol, moco_protocol, read_results, write_results
 
 
 def entry(**changes):
@@ -32,6 +33,13 @@ def test_the_same_measurement_is_replaced_and_others_are_kept(tmp_path):
         ("knn", 20, 50.0),
         ("knn", 200, 50.0),
     ]
+
+
+def test_two_protocols_of_one_network_are_two_measurements(tmp_path):
+    moco, fast = asdict(moco_protocol()), asdict(fast_protocol())
+    add_entries(tmp_path, [entry(protocol=moco), entry(protocol=fast, value=40.0)], run="a")
+    results = add_entries(tmp_path, [entry(protocol=moco, value=60.0)])  # against lists, as the file holds them
+    assert [(e["protocol"]["solver"], e["value"]) for e in results.entries] == [("sgd", 60.0), ("lbfgs", 40.0)]
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

@@ -11,14 +11,18 @@ from sts_eval.intervals import Estimate, estimate
 from sts_eval.paper_rows import (
     IMAGENET_TEST_IMAGES,
     IMAGENET_TRAIN_IMAGES,
+    ROWS,
     PaperRow,
     describe_training,
     protocol_obstacles,
     rows_of,
 )
 from sts_eval.published import PublishedNumber, published
-from sts_eval.results import RunResults, read_results
+from sts_eval.results import RunResults, protocol_key, read_results
+from sts_eval.run_config import read_config, training_section
 
+SPATIAL = ("smoothing", "granularity", "preserve_probability")
+"""Conditions in which STS and the moving average it is compared with may differ."""
 CORRUPTION_GAIN = ("text", "ImageNet-C", "mean gain over TMA, about")
 
 
@@ -70,24 +74,16 @@ class Comparison:
 
 def with_conditions(results: RunResults, config: Mapping[str, Any]) -> RunResults:
     """Results with the seed and the conditions that a run's config gives, where the results do not name them."""
-    training = config.get("training", config)
     conditions = describe_training(config)
     if any(entry.get("num_train") == IMAGENET_TRAIN_IMAGES for entry in results.entries):
         conditions["dataset"] = "imagenet"  # the config only says that it is a folder of images
-    seed = results.seed if results.seed is not None else training.get("seed")
+    seed = results.seed if results.seed is not None else training_section(config).get("seed")
     return replace(results, seed=seed, conditions=conditions | dict(results.conditions))
 
 
 def load_run(folder: str | Path) -> RunResults:
-    """A run's results.json, with seed and conditions from its config (config.json, or config.yaml where PyYAML is)."""
-    results, folder = read_results(folder), Path(folder)
-    if (folder / "config.json").is_file():
-        return with_conditions(results, json.loads((folder / "config.json").read_text()))
-    if (folder / "config.yaml").is_file():
-        import yaml
-
-        return with_conditions(results, yaml.safe_load((folder / "config.yaml").read_text()))
-    return results
+    """A run's results.json, with seed and conditions from its config."""
+    return with_conditions(read_results(folder), read_config(Path(folder)))
 
 
 def compare_with_paper(runs: Sequence[RunResults], *, confidence: float = 0.95) -> list[Comparison]:
@@ -103,7 +99,7 @@ def compare_with_paper(runs: Sequence[RunResults], *, confidence: float = 0.95) 
             for row, column in _columns(run, entry):
                 number = published(row.table, row.row, column)
                 found = (*row.obstacles(run.conditions), *_entry_obstacles(row, run, entry))
-                key = (number, _setting(run), entry["network"], _which(entry), found)
+                key = (number, _setting(run), protocol_key(entry), entry["network"], _which(entry), found)
                 cells.setdefault(key, {})[_seed_key(run)] = (run.run, float(entry["value"]))
     comparisons = [_comparison(key, cell, confidence) for key, cell in cells.items()]
     return comparisons + _corruption_gains(runs, confidence)
@@ -114,8 +110,8 @@ _Corrupted = tuple[str, float, frozenset[str]]
 """Run, mean accuracy over the cells (or a difference of two), and what was not as released."""
 
 
-def _setting(run: RunResults) -> str:
-    return json.dumps(dict(run.conditions), sort_keys=True)
+def _setting(run: RunResults, *, but: Sequence[str] = ()) -> str:
+    return json.dumps({name: value for name, value in run.conditions.items() if name not in but}, sort_keys=True)
 
 
 def _seed_key(run: RunResults) -> Any:
@@ -141,29 +137,28 @@ def _entry_obstacles(row: PaperRow, run: RunResults, entry: Mapping[str, Any]) -
         found += protocol_obstacles(str(run.conditions.get("method")), entry)
     if row.evaluation == "voc":  # the detection transfer judges itself: backend, data, schedule
         found += [str(reason) for reason in entry.get("not_comparable", ("detection settings unknown",))]
-    elif row.evaluation == "voc":
-        found += entry.get("not_comparable", [])  # what detection_transfer says of its own data and schedule
     return found
 
 
 def _comparison(key: tuple[Any, ...], cell: _Cell, confidence: float) -> Comparison:
-    number, _, network, which, obstacles = key
+    number, _, _, network, which, obstacles = key
     names, values = (tuple(part) for part in zip(*cell.values(), strict=True))
     return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(obstacles))
 
 
 def _corruption_gains(runs: Sequence[RunResults], confidence: float) -> list[Comparison]:
-    """STS minus TMA in the mean over ImageNet-C's 75 cells, seed by seed, among runs that are otherwise the same."""
-    groups: dict[tuple[str, str, str], dict[str, dict[Any, _Corrupted]]] = {}
+    """STS minus TMA of the same m in the mean over ImageNet-C's 75 cells, seed by seed, all else being the same."""
+    averages: dict[tuple[str, ...], dict[Any, _Corrupted]] = {}
+    groups: dict[tuple[str, ...], dict[Any, _Corrupted]] = {}
     for run in runs:
-        shared = {k: v for k, v in run.conditions.items() if k not in ("smoothing", "granularity")}
-        for entry in run.entries:
+        kind = run.conditions.get("smoothing")
+        for entry in run.entries if kind in ("tma", "sts") else ():
             if entry["evaluation"] == "imagenet-c" and entry["metric"] == "top1":
-                key = (json.dumps(shared, sort_keys=True), str(entry["network"]), str(entry["which"]))
-                kind = str(run.conditions.get("smoothing"))
-                found = groups.setdefault(key, {}).setdefault(kind, {})
+                twin = (_setting(run, but=SPATIAL), str(entry["network"]), str(entry["which"]))
+                key = twin if kind == "tma" else (*twin, _setting(run))
+                found = (averages if kind == "tma" else groups).setdefault(key, {})
                 found[_seed_key(run)] = (run.run, float(entry["value"]), _foreign_images(entry))
-    pairs = {key: _pairs(kinds) for key, kinds in groups.items() if "sts" in kinds and "tma" in kinds}
+    pairs = {key: _pairs(found, averages[key[:-1]]) for key, found in groups.items() if key[:-1] in averages}
     return [_gain(key, found, confidence) for key, found in pairs.items() if found]
 
 
@@ -174,23 +169,22 @@ def _foreign_images(entry: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found + ([] if source == "released folders" else [f"images {source} instead of released"]))
 
 
-def _pairs(kinds: Mapping[str, Mapping[Any, _Corrupted]]) -> list[_Corrupted]:
-    sts, tma = kinds["sts"], kinds["tma"]
+def _pairs(sts: Mapping[Any, _Corrupted], tma: Mapping[Any, _Corrupted]) -> list[_Corrupted]:
     if set(sts) & set(tma):
-        return [(f"{sts[s][0]} - {tma[s][0]}", sts[s][1] - tma[s][1], sts[s][2] | tma[s][2]) for s in sts if s in tma]
+        return [_minus(sts[seed], tma[seed]) for seed in sts if seed in tma]
     if len(sts) == len(tma) == 1:  # one run of each without a common seed
-        (a,), (b,) = sts.values(), tma.values()
-        return [(f"{a[0]} - {b[0]}", a[1] - b[1], a[2] | b[2])]
+        return [_minus(*sts.values(), *tma.values())]
     return []
 
 
-def _gain(key: tuple[str, str, str], pairs: Sequence[_Corrupted], confidence: float) -> Comparison:
-    shared, network, which = key
-    conditions = json.loads(shared)
-    wanted = {"method": "byol", "dataset": "imagenet", "backbone": "resnet50", "epochs": 200, "global_batch_size": 256}
-    obstacles = [
-        f"{k} {conditions.get(k, 'unknown')} instead of {v}" for k, v in wanted.items() if conditions.get(k) != v
-    ]
+def _minus(first: _Corrupted, second: _Corrupted) -> _Corrupted:
+    return f"{first[0]} - {second[0]}", first[1] - second[1], first[2] | second[2]
+
+
+def _gain(key: tuple[str, ...], pairs: Sequence[_Corrupted], confidence: float) -> Comparison:
+    _, network, which, setting = key
+    row = next(row for row in ROWS if row.row == "BYOL STS")
+    obstacles = row.obstacles(json.loads(setting))
     obstacles += [] if network == "teacher" else [f"network {network} instead of teacher"]
     obstacles += sorted(frozenset().union(*(pair[2] for pair in pairs)))
     names, values = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)

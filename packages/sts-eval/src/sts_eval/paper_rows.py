@@ -1,17 +1,24 @@
 """The rows of the paper that can be repeated, what each was trained with, and which of them a run belongs to."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sts_eval.linear_config import LinearProbeConfig, byol_protocol, moco_protocol
+from sts_eval.linear_config import byol_protocol, moco_protocol
+from sts_eval.run_config import training_section
 
 IMAGENET_TRAIN_IMAGES = 1_281_167
 IMAGENET_TEST_IMAGES = 50_000
 FIXMATCH_STEPS = 2**20
+PRESERVE_PROBABILITIES = {"byol": 0.7, "moco": 0.5, "fixmatch": 0.5}  # paper, 4.1
+MOMENTA = {"byol": 0.99, "moco": 0.999, "fixmatch": 0.999}  # the paper states none: the code bases it builds on
 IDENTITY = ("method", "smoothing", "granularity")
 """What makes a run an instance of a row at all; everything else is whether it may stand beside it."""
+
+INCIDENTAL = ("seed", "regularisations", "allow_missing_classes", "evaluate_every_epochs")
+"""Settings of a linear evaluation by SGD that may differ from the paper's."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,14 @@ DETECTION = {"AP50": "AP50", "AP": "AP", "AP75": "AP75"}
 def _imagenet(method: str, smoothing: str, epochs: int = 200, granularity: str | None = None) -> dict[str, Any]:
     conditions: dict[str, Any] = {"method": method, "smoothing": smoothing}
     conditions |= {"dataset": "imagenet", "backbone": "resnet50"}
-    conditions |= {"epochs": epochs, "global_batch_size": 256}
+    conditions |= {"epochs": epochs, "global_batch_size": 256, **_strengths(method, smoothing)}
     return conditions | ({"granularity": granularity or "layer"} if smoothing in ("se", "sts") else {})
+
+
+def _strengths(method: str, smoothing: str) -> dict[str, float]:
+    """m and p of a row; the paper does not say with which p it trained SE."""
+    found = {"momentum": MOMENTA[method]} if smoothing in ("tma", "sts") else {}
+    return found | ({"preserve_probability": PRESERVE_PROBABILITIES[method]} if smoothing == "sts" else {})
 
 
 def _linear(table: str, row: str, conditions: dict[str, Any]) -> PaperRow:
@@ -70,6 +83,7 @@ def _few_labels(row: str, smoothing: str) -> list[PaperRow]:
             conditions: dict[str, Any] = {"method": "fixmatch", "smoothing": smoothing}
             conditions |= {"dataset": dataset, "backbone": backbone}
             conditions |= {"num_labels": labels, "steps": FIXMATCH_STEPS, "global_batch_size": 64}
+            conditions |= _strengths("fixmatch", smoothing)
             column = f"CIFAR-{dataset.removeprefix('cifar')} {labels}"
             rows.append(PaperRow("few-labels", row, "few-labels", {column: "top1"}, conditions))
     return rows
@@ -122,7 +136,7 @@ def smoothing_name(momentum: float, preserve_probability: float) -> str:
 
 def describe_training(config: Mapping[str, Any]) -> dict[str, Any]:
     """The conditions of a run from its config.json; what the config does not say is left out."""
-    training = config.get("training", config)
+    training = training_section(config)
     method, smoothing, data = (dict(training.get(key) or {}) for key in ("method", "smoothing", "data"))
     found = {
         "method": method.get("name"),
@@ -132,6 +146,7 @@ def describe_training(config: Mapping[str, Any]) -> dict[str, Any]:
         **{key: training.get(key) for key in ("epochs", "steps", "global_batch_size")},
     }
     if "momentum" in smoothing and "preserve_probability" in smoothing:
+        found |= {name: smoothing[name] for name in ("momentum", "preserve_probability")}
         found["smoothing"] = smoothing_name(smoothing["momentum"], smoothing["preserve_probability"])
         if found["smoothing"] in ("se", "sts"):
             found["granularity"] = smoothing.get("granularity", "layer")
@@ -140,12 +155,12 @@ def describe_training(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def protocol_obstacles(method: str, entry: Mapping[str, Any]) -> list[str]:
     """Where a linear evaluation departs from the one behind the paper's rows of this method."""
-    paper = byol_protocol() if method == "byol" else moco_protocol()
-    ours = LinearProbeConfig(**entry["protocol"]) if "protocol" in entry else None
-    if ours is None:
+    if "protocol" not in entry:
         return ["linear protocol unknown"]
-    ignored = ("seed", "regularisations", "allow_missing_classes", "evaluate_every_epochs")
-    left, right = asdict(ours), asdict(paper)
-    found = [f"linear {k} {left[k]} instead of {right[k]}" for k in right if k not in ignored and left[k] != right[k]]
+    # As results.json holds them, so that a tuple equals a list.
+    paper = asdict(byol_protocol() if method == "byol" else moco_protocol())
+    left, right = (json.loads(json.dumps(values)) for values in (entry["protocol"], paper))
+    names = [name for name in right if name not in INCIDENTAL and left.get(name) != right[name]]
+    found = [f"linear {name} {left.get(name, 'unknown')} instead of {right[name]}" for name in names]
     sizes = {"num_train": IMAGENET_TRAIN_IMAGES, "num_test": IMAGENET_TEST_IMAGES}
     return found + [f"linear {k} {entry.get(k)} instead of {v}" for k, v in sizes.items() if entry.get(k) != v]

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sts_eval.compare import Comparison, compare_with_paper
-from sts_eval.paper_rows import describe_training
+from sts_eval.compare import Comparison, compare_with_paper, with_conditions
 from sts_eval.published import TABLES
 from sts_eval.report_blocks import Block, CellValue, Code, Delta, Notes, Paragraph, Section, Table, sentence
 from sts_eval.report_runs import Run
-from sts_eval.results import RunResults
 
 MAX_SETTINGS = 3
 """Settings of ours that are set beside one row of the paper; a sweep has many more."""
@@ -19,34 +17,6 @@ LEAD = (
     "evaluated. A number may stand beside the paper's only where training and evaluation were the paper's; elsewhere "
     "a note says what differs."
 )
-
-
-def _comparable(run: Run) -> RunResults | None:
-    if run.results is None:
-        return None
-    seed = run.results.seed if run.results.seed is not None else run.section.get("seed")
-    conditions = describe_training(run.section) | dict(run.results.conditions)
-    return replace(run.results, run=run.name, seed=seed, conditions=conditions)
-
-
-def _numbers(run: Run) -> tuple[float, float] | None:
-    return None if run.smoothing is None else (run.smoothing.momentum, run.smoothing.preserve_probability)
-
-
-def _told_apart(run: Run, results: RunResults) -> RunResults:
-    """Two moving averages of different m are two settings, not one run repeated."""
-    return replace(results, conditions={**results.conditions, "m and p": _numbers(run)})
-
-
-def _gains(known: Sequence[tuple[Run, RunResults]]) -> list[Comparison]:
-    """STS minus TMA on ImageNet-C, where it is clear which run is minus which: one (m, p) of each."""
-    robust = [(run, r) for run, r in known if any(entry["evaluation"] == "imagenet-c" for entry in r.entries)]
-    kinds: dict[object, set[object]] = {}
-    for run, results in robust:
-        kinds.setdefault(results.conditions.get("smoothing"), set()).add(_numbers(run))
-    if any(len(numbers) > 1 for numbers in kinds.values()):
-        return []
-    return [c for c in compare_with_paper([results for _, results in robust]) if c.published.table == "text"]
 
 
 @dataclass
@@ -61,10 +31,8 @@ class _Line:
 
 def paper_section(runs: Sequence[Run]) -> Section | None:
     """All tables of the paper of which we have a row."""
-    known = [(run, results) for run in runs if (results := _comparable(run)) is not None]
-    comparisons = [c for c in compare_with_paper([_told_apart(*pair) for pair in known]) if c.published.table != "text"]
-    comparisons += _gains(known)
-    ours = [comparison for comparison in comparisons if comparison.network == "teacher"]
+    known = [replace(with_conditions(run.results, run.config), run=run.name) for run in runs if run.results is not None]
+    ours = [comparison for comparison in compare_with_paper(known) if comparison.network == "teacher"]
     if not ours:
         return None
     blocks: list[Block] = [Paragraph(LEAD)]

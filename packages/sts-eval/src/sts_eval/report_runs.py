@@ -10,8 +10,8 @@ from typing import Any
 from sts_core.config import SmoothingConfig
 from sts_core.errors import StateError
 from sts_eval.results import FILE_NAME, RunResults, read_results
+from sts_eval.run_config import CONFIG_NAMES, read_config, training_section
 
-CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
 METRICS_NAME = "metrics.jsonl"
 GRANULARITY_SHORT = {"layer": "LW", "module": "MW", "channel": "CW", "neuron": "NW"}
 """The paper's abbreviations; MW is ours."""
@@ -33,13 +33,8 @@ class Run:
 
     @property
     def section(self) -> Mapping[str, Any]:
-        """The training's config, which may be one level down; a method's kind, as pipelines write it, is its name."""
-        inner = self.config.get("training")
-        section = inner if isinstance(inner, Mapping) else self.config
-        method = section.get("method")
-        if isinstance(method, Mapping) and "name" not in method and "kind" in method:
-            return {**section, "method": {**method, "name": method["kind"]}}
-        return section
+        """The training's config."""
+        return training_section(self.config)
 
     @property
     def smoothing(self) -> SmoothingConfig | None:
@@ -129,32 +124,9 @@ def _renamed(run: Run, runs: Sequence[Run]) -> Run:
 def read_run(folder: Path) -> Run:
     """One run folder; a file that is absent is absent, a file that is damaged is an error."""
     results = read_results(folder) if (folder / FILE_NAME).is_file() else None
-    config = _read_config(folder)
+    config = read_config(folder)
     name = results.run if results is not None else str(config.get("name", folder.name))
     return Run(name=name, folder=folder, config=config, metrics=_read_metrics(folder / METRICS_NAME), results=results)
-
-
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    file = next((folder / name for name in CONFIG_NAMES if (folder / name).is_file()), None)
-    if file is None:
-        return {}
-    if file.suffix == ".json":
-        try:
-            loaded = json.loads(file.read_text())
-        except ValueError as error:
-            raise StateError(f"a config must be JSON, {file} is not ({error}): restore it from the run") from error
-    else:
-        import yaml
-
-        try:
-            loaded = yaml.safe_load(file.read_text())
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            reason = " ".join(str(error).split())
-            raise StateError(f"a config must be YAML, {file} is not ({reason}): restore it from the run") from error
-    if not isinstance(loaded, Mapping):
-        kind = type(loaded).__name__
-        raise StateError(f"a config must hold named values, {file} holds {kind}: restore it from the run")
-    return loaded
 
 
 def _read_metrics(file: Path) -> list[Mapping[str, Any]]:

@@ -75,9 +75,14 @@ def check_entry(entry: Entry) -> None:
 
 
 def entry_key(entry: Entry) -> tuple[Any, ...]:
-    """What makes two entries the same measurement; details such as k or the corruption count, settings do not."""
+    """What makes two entries the same measurement: network and metric, details such as k, and a probe's protocol."""
     details = ("k", "temperature", "corruption", "severity", "epoch", "backend")
-    return tuple(entry.get(key) for key in (*REQUIRED[:3], "which", *details))
+    return (*(entry.get(key) for key in (*REQUIRED[:3], "which", *details)), protocol_key(entry))
+
+
+def protocol_key(entry: Entry) -> str:
+    """The protocol of a linear evaluation as text, the same before and after results.json; `null` without one."""
+    return json.dumps(entry.get("protocol"), sort_keys=True)
 
 
 def write_atomically(path: str | Path, content: bytes | str) -> None:
