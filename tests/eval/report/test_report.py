@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from sts_core.errors import StateError
+from sts_eval import add_entries, byol_protocol, fast_protocol, moco_protocol
 from sts_eval.errors import DataError
 from sts_eval.report import build_report, write_report
 from sts_eval.report_blocks import Delta, Report, Table
@@ -99,6 +101,17 @@ def test_the_paper_stands_beside_the_teachers_numbers_and_departures_are_named(f
     assert averages == {"tma": "71.50", "tma-matched": "72.25"}  # not one run repeated
 
 
+def test_a_run_of_the_papers_recipe_as_pipelines_write_it_may_stand_beside_the_paper(make_run: MakeRun) -> None:
+    folder = make_run("sts", m=0.99, p=0.7, top1=None)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"method": {"kind": "byol", "backbone": "resnet50"}, "data": {"dataset": "imagefolder"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    entry = {"evaluation": "linear", "network": "teacher", "metric": "top1", "which": "best", "value": 72.6}
+    entry |= {"num_train": 1_281_167, "num_test": 50_000, "protocol": asdict(byol_protocol())}
+    add_entries(folder, [entry])
+    assert rows_of(table_of(build_report(read_runs([folder])), "paper"))[0][-1] == "yes"
+
+
 def test_each_sts_run_stands_beside_the_moving_average_of_equal_pull(family: Path) -> None:
     rows = rows_of(table_of(build_report(read_runs([family])), "control"))
     assert rows[0][:2] == ["STS m 0.99, p 0.7 (LW)", "m 0.997"]
@@ -120,6 +133,25 @@ def test_the_cost_of_granularity_is_the_ratio_of_speeds(family: Path) -> None:
     assert neuron["time"].startswith("2.00")
     assert neuron["time, paper"].startswith("1.82")
     assert cost["TMA m 0.99"]["time"].startswith("1.00")
+
+
+def test_two_protocols_of_one_run_are_two_rows_and_never_stand_in_one_column(make_run: MakeRun) -> None:
+    folders = [make_run(name, m=0.99, p=p) for name, p in (("tma", 0.0), ("sts", 0.7))]
+    fast, moco = asdict(fast_protocol()), asdict(moco_protocol())
+    entry = {"evaluation": "linear", "network": "teacher", "metric": "top1", "which": "last"}
+    for folder, protocols in zip(folders, ({"fast": 40.0, "moco": 60.0}, {"moco": 61.0}), strict=True):
+        (folder / "results.json").unlink()
+        kinds = {"fast": fast, "moco": moco}
+        add_entries(folder, [entry | {"value": v, "protocol": kinds[k]} for k, v in protocols.items()])
+    report = build_report(read_runs(folders))
+    assert [row[:3] for row in rows_of(table_of(report, "results"))] == [
+        ["tma", "L-BFGS", "40.00"],
+        ["tma", "SGD lr 30, 100 epochs, augmented", "60.00"],
+        ["sts", "SGD lr 30, 100 epochs, augmented", "61.00"],
+    ]
+    overview = table_of(report, "runs")
+    assert [row[-1] for row in rows_of(overview)] == ["60.00", "61.00"]
+    assert "linear evaluation (SGD lr 30, 100 epochs, augmented), teacher, top-1, last" in overview.note
 
 
 def test_the_plane_averages_seeds_and_names_the_best_cell(make_run: MakeRun, sweep: Path) -> None:

@@ -13,15 +13,13 @@ from sts_eval.report_corruptions import corruption_section
 from sts_eval.report_figures import curves_section, drift_section, plane_section
 from sts_eval.report_html import to_html
 from sts_eval.report_markdown import to_markdown
+from sts_eval.report_measures import headline
 from sts_eval.report_paper import paper_section
 from sts_eval.report_runs import Run, read_runs, smoothing_label
 from sts_eval.report_tables import (
     config_section,
     control_section,
     granularity_section,
-    headline,
-    headline_title,
-    headline_value,
     overview_section,
     results_section,
 )
@@ -50,9 +48,9 @@ def _facts(runs: Sequence[Run]) -> list[Fact]:
     measure = headline(runs)
     facts = [Fact("runs", str(len(runs)))]
     if measure is not None:
-        scored = [(value, run) for run in runs if (value := headline_value(run, measure)) is not None]
+        scored = [(value, run) for run in runs if (value := measure.of(run)) is not None]
         value, best = max(scored, key=lambda pair: pair[0])
-        facts.append(Fact("best", f"{value:.2f} %", f"{best.name}: {headline_title(measure)}"))
+        facts.append(Fact("best", f"{value:.2f} %", f"{best.name}: {measure.title}"))
         facts.append(Fact("its smoothing", smoothing_label(best.smoothing)))
     steps = [int(line["step"]) for run in runs for line in run.metrics[-1:] if "step" in line]
     if steps:

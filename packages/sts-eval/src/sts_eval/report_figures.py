@@ -17,8 +17,8 @@ from sts_eval.report_blocks import (
     percent,
     sentence,
 )
+from sts_eval.report_measures import Measure, headline
 from sts_eval.report_runs import Run, smoothing_label
-from sts_eval.report_tables import headline, headline_title, headline_value
 
 LEAST_CELLS = 6
 """Distinct (p, m) from which on a plane is worth drawing, if they fill half of its grid."""
@@ -33,7 +33,7 @@ NOT_CURVES = ("step", "epoch", "parameter_drift", "output_drift", "preserve_prob
 def colours_of(runs: Sequence[Run]) -> dict[str, int]:
     """A colour for each run; of many, the best by the headline measure get one and the rest stay grey."""
     measure = headline(runs)
-    order = sorted(runs, key=lambda run: -(headline_value(run, measure) or 0.0)) if len(runs) > NUM_COLOURS else runs
+    order = sorted(runs, key=lambda run: -(measure.of(run) or 0.0)) if measure and len(runs) > NUM_COLOURS else runs
     chosen = {run.name for run in order[:NUM_COLOURS]}
     coloured = [run.name for run in runs if run.name in chosen]
     return {run.name: coloured.index(run.name) + 1 if run.name in chosen else 0 for run in runs}
@@ -49,8 +49,10 @@ def legend_of(runs: Sequence[Run], colours: Mapping[str, int]) -> list[LegendEnt
 def plane_section(runs: Sequence[Run]) -> Section | None:
     """Accuracy over the p x m plane, one map per granularity, seeds averaged."""
     measure = headline(runs)
+    if measure is None:
+        return None
     planes: dict[str, dict[tuple[float, float], list[float]]] = {}
-    known = [(run, run.smoothing, headline_value(run, measure)) for run in runs]
+    known = [(run, run.smoothing, measure.of(run)) for run in runs]
     granularities = {s.granularity for _, s, v in known if s and v is not None and s.preserve_probability > 0}
     for _, smoothing, value in known:
         if smoothing is None or value is None or smoothing.preserve_probability >= 1:
@@ -59,7 +61,7 @@ def plane_section(runs: Sequence[Run]) -> Section | None:
         key = (smoothing.preserve_probability, smoothing.momentum)
         for granularity in granularities if shared else {smoothing.granularity}:
             planes.setdefault(granularity, {}).setdefault(key, []).append(value)
-    figures = [_plane(name, cells, measure) for name, cells in planes.items() if measure and _is_plane(cells)]
+    figures = [_plane(name, cells, measure) for name, cells in planes.items() if _is_plane(cells)]
     return Section("plane", f"The p {TIMES} m plane", figures, f"p {TIMES} m") if figures else None
 
 
@@ -69,7 +71,7 @@ def _is_plane(cells: Iterable[tuple[float, float]]) -> bool:
     return len(found) >= LEAST_CELLS and min(num_ps, num_ms) > 1 and 2 * len(found) >= num_ps * num_ms
 
 
-def _plane(granularity: str, values: Mapping[tuple[float, float], list[float]], measure: tuple[str, str]) -> Figure:
+def _plane(granularity: str, values: Mapping[tuple[float, float], list[float]], measure: Measure) -> Figure:
     cells = {key: Cell(fmean(found), len(found)) for key, found in values.items()}
     ps, ms = sorted({p for p, _ in cells}), sorted({m for _, m in cells})
     rows: list[list[CellValue]] = [
@@ -78,7 +80,7 @@ def _plane(granularity: str, values: Mapping[tuple[float, float], list[float]], 
     low, high = colour_range([cell.value for cell in cells.values()])
     best = max(cells, key=lambda key: cells[key].value)
     effective = 1 - (1 - best[0]) * (1 - best[1])
-    caption = f"{headline_title(measure)}, in percent, by p and m ({granularity}-wise units)"
+    caption = f"{measure.title}, in percent, by p and m ({granularity}-wise units)"
     note = (
         f"Lines join equal {EFFECTIVE_MOMENTUM}, labelled with it. Colours run from {low:.1f} (and less) to "
         f"{high:.1f}. Best: {cells[best].value:.2f} at p {best[0]:g}, m {best[1]:g} (m_eff {effective:.6g})."

@@ -47,14 +47,6 @@ class Run:
             warnings.simplefilter("ignore", UserWarning)  # p = 1 was warned about when the run was started
             return SmoothingConfig(**{name: values[name] for name in names if name in values})
 
-    def value(self, evaluation: str, metric: str, *, network: str = "teacher", which: str = "last") -> float | None:
-        """A number of results.json."""
-        wanted = {"evaluation": evaluation, "metric": metric, "network": network, "which": which}
-        for entry in self.entries:
-            if all(entry.get(key) == value for key, value in wanted.items()):
-                return float(entry["value"])
-        return None
-
     def series(self, metric: str) -> list[tuple[float, float]]:
         """(step, value) of a metric of metrics.jsonl, numbers only."""
         return [

@@ -21,35 +21,11 @@ from sts_eval.report_blocks import (
     percent,
     sentence,
 )
+from sts_eval.report_measures import EVALUATION_TITLES, METRIC_TITLES, headline, label_of, variant_of
 from sts_eval.report_runs import GRANULARITY_SHORT, Run, smoothing_kind, smoothing_label
 
-HEADLINES = (("linear", "top1"), ("few-labels", "top1"), ("knn", "top1"))
-EVALUATION_TITLES = {
-    "linear": "Linear evaluation",
-    "knn": "Nearest neighbours",
-    "few-labels": "Classification with few labels",
-    "voc": "VOC detection transfer",
-}
-METRIC_TITLES = {"top1": "top-1", "top5": "top-5", "top1-median": "top-1, median of last checkpoints"}
 MANY_RUNS = 6
 """Beyond this many, config differences are set with one row, not one column, per run."""
-
-
-def headline(runs: Sequence[Run]) -> tuple[str, str] | None:
-    """The (evaluation, metric) that stands for a run: the first of linear, few labels and k-NN that any run has."""
-    for evaluation, metric in HEADLINES:
-        if any(run.value(evaluation, metric) is not None for run in runs):
-            return evaluation, metric
-    return None
-
-
-def headline_value(run: Run, measure: tuple[str, str] | None) -> float | None:
-    """The teacher's last value of that measure; the paper's rows are the teacher's."""
-    return None if measure is None else run.value(*measure)
-
-
-def headline_title(measure: tuple[str, str]) -> str:
-    return f"{EVALUATION_TITLES[measure[0]].lower()}, teacher, {METRIC_TITLES[measure[1]]}, last"
 
 
 def overview_section(runs: Sequence[Run]) -> Section:
@@ -68,9 +44,9 @@ def overview_section(runs: Sequence[Run]) -> Section:
         rows.append([Code(run.name), *facts, None if seed is None else str(seed)])
     note = ""
     if measure is not None:
-        header.append(METRIC_TITLES[measure[1]])
-        rows = [[*row, percent(headline_value(run, measure))] for row, run in zip(rows, runs, strict=True)]
-        note = f"{METRIC_TITLES[measure[1]]}: {headline_title(measure)}, in percent. "
+        header.append(METRIC_TITLES[measure.metric])
+        rows = [[*row, percent(measure.of(run))] for row, run in zip(rows, runs, strict=True)]
+        note = f"{METRIC_TITLES[measure.metric]}: {measure.title}, in percent. "
     note += f"{EFFECTIVE_MOMENTUM}, the moving average with the same expected pull."
     numeric = frozenset({2, 5, 6} & set(range(len(header))))
     return Section("runs", "Runs", [Table(header, rows, note=note, numeric=numeric)])
@@ -88,25 +64,24 @@ def results_section(runs: Sequence[Run]) -> Section | None:
 
 def _column(entry: Mapping[str, Any]) -> str:
     metric = METRIC_TITLES.get(str(entry["metric"]), str(entry["metric"]))
-    details = [f"{short} {entry[key]:g}" for key, short in (("k", "k"), ("temperature", "T")) if key in entry]
-    return ", ".join([metric, *details, *([] if details else [str(entry["which"])])])
+    return f"{metric}, {label_of(entry) if entry['evaluation'] == 'knn' else entry['which']}"
 
 
 def _results_table(title: str, found: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
-    """A row per run (and backend of a detector), columns grouped by network."""
+    """A row per run and protocol of its probe (or backend of its detector), columns grouped by network."""
     networks = [name for name in ("teacher", "student") if any(entry["network"] == name for _, entry in found)]
     columns = list(dict.fromkeys(_column(entry) for _, entry in found))
-    backends = any("backend" in entry for _, entry in found)
-    cells: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
+    variant = next((name for name in ("protocol", "backend") if any(name in entry for _, entry in found)), None)
+    cells: dict[tuple[str, str, str], dict[tuple[str, str], float]] = {}
     for run, entry in found:
-        row = cells.setdefault((run.name, str(entry.get("backend", ""))), {})
-        row[str(entry["network"]), _column(entry)] = float(entry["value"])
+        row = (run.name, variant_of(entry), label_of(entry)) if variant else (run.name, "", "")
+        cells.setdefault(row, {})[str(entry["network"]), _column(entry)] = float(entry["value"])
     keys = [(network, column) for network in networks for column in columns]
     rows = [
-        [Code(name), *([backend] if backends else []), *(percent(values.get(key)) for key in keys)]
-        for (name, backend), values in cells.items()
+        [Code(name), *([label] if variant else []), *(percent(values.get(key)) for key in keys)]
+        for (name, _, label), values in cells.items()
     ]
-    names = ["run", *(["backend"] if backends else [])]
+    names = ["run", *([variant] if variant else [])]
     header = [*names, *(column for _, column in keys)]
     groups = [("", len(names)), *((network, len(columns)) for network in networks)]
     return Table(header, rows, title, "In percent.", frozenset(range(len(names), len(header))), groups)
@@ -123,7 +98,7 @@ def control_section(runs: Sequence[Run]) -> Section | None:
     measure = headline(runs)
     groups: dict[tuple[Any, ...], list[tuple[Run, float]]] = {}
     for run in runs:
-        value, smoothing = headline_value(run, measure), run.smoothing
+        value, smoothing = measure.of(run) if measure else None, run.smoothing
         if value is not None and smoothing is not None:
             groups.setdefault((_without_smoothing(run), *_smoothing_key(run)), []).append((run, value))
     rows: list[list[CellValue]] = []
@@ -138,7 +113,7 @@ def control_section(runs: Sequence[Run]) -> Section | None:
     if not rows or measure is None:
         return None
     header = ["smoothing", "control: TMA", "ours", "control", "difference"]
-    note = f"{sentence(headline_title(measure))}, in percent. The paper has no such control."
+    note = f"{sentence(measure.title)}, in percent. The paper has no such control."
     title = "Against the matched moving average"
     return Section("control", title, [numeric_table(header, rows, note=note)], "Control")
 
@@ -171,7 +146,7 @@ def granularity_section(runs: Sequence[Run], *, against_paper: bool) -> Section 
         row += [None if speed is None else f"{speed:.0f}", time]
         row += [f"{printed['time']}{TIMES}" if "time" in printed else None] if paper else []
         if measure:
-            row += [percent(headline_value(run, measure)), *([printed.get("top-1")] if paper else [])]
+            row += [percent(measure.of(run)), *([printed.get("top-1")] if paper else [])]
         rows.append(row)
     note = "Time per image relative to the moving average, by the median of images per second of all log lines."
     note += " The paper's are BYOL on ImageNet." if paper else ""
