@@ -127,6 +127,11 @@ def test_a_failed_row_has_no_difference():
     assert [(c.published.printed, c.difference, c.agrees) for c in found] == [("fail", None, None)]
 
 
+def test_accuracy_on_other_data_has_no_difference_to_the_papers():
+    found = compare_with_paper(runs([98.0, 99.0], IMAGENET | {"dataset": "digits"}))
+    assert {(c.difference, c.agrees) for c in found} == {(None, None)}
+
+
 def test_few_labels_find_their_column():
     conditions = {"method": "fixmatch", "smoothing": "tma", "dataset": "cifar10", "backbone": "wrn_28_2"}
     conditions |= {"num_labels": 40, "steps": 2**20, "global_batch_size": 64, "momentum": 0.999}

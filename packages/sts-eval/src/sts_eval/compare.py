@@ -47,19 +47,23 @@ class Comparison:
         return not self.obstacles
 
     @property
+    def reference(self) -> float | None:
+        """The published value, None where the paper's training failed or ours was on other data."""
+        other_data = any(obstacle.startswith("dataset ") for obstacle in self.obstacles)
+        return None if other_data else self.published.value
+
+    @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, None where the paper's training failed."""
-        value = self.published.value
-        return None if value is None else self.ours.mean - value
+        """Ours minus the paper's, None where there is no such thing."""
+        return None if self.reference is None else self.ours.mean - self.reference
 
     @property
     def agrees(self) -> bool | None:
         """Whether the interval reaches the published number, give or take its rounding; None without an interval."""
-        value = self.published.value
-        if value is None or self.ours.low is None or self.ours.high is None:
+        if self.reference is None or self.ours.low is None or self.ours.high is None:
             return None
         rounding = 0.5 * 10.0**-self.published.decimals
-        return self.ours.low - rounding <= value <= self.ours.high + rounding
+        return self.ours.low - rounding <= self.reference <= self.ours.high + rounding
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain values."""
