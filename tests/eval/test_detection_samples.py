@@ -9,6 +9,7 @@ import torch
 
 from sts_core.errors import ConfigError
 from sts_eval.detection import read_voc_split, samples
+from sts_eval.detection.errors import VocError
 from sts_eval.detection.samples import TestSamples, TrainingVisits, make_sample, resized_shape, visiting_order
 from sts_eval.detection.synthetic import narrow_config, write_synthetic_voc
 
@@ -98,6 +99,16 @@ def test_loader_processes_change_nothing(images, config):
     alone = [as_tuples(batch) for batch in TrainingVisits(images, config).batches(0, 3)]
     helped = [as_tuples(batch) for batch in TrainingVisits(images, replace(config, num_workers=1)).batches(0, 3)]
     assert helped == alone
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_unreadable_image_is_one_sentence_whoever_reads_it(images, config, num_workers, tmp_path):
+    damaged = [replace(image, path=tmp_path / "gone.jpg") for image in images]
+    changed = replace(config, num_workers=num_workers)
+    for batches in (TrainingVisits(damaged, changed).batches(0, 1), TestSamples(damaged, changed).of_this_worker()):
+        with pytest.raises(VocError, match=r"an image must be readable, got .*gone\.jpg") as caught:
+            next(batches)
+        assert "\n" not in str(caught.value)
 
 
 def test_reading_batches_leaves_the_global_generators_alone(images, config):

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from sts_core.errors import ConfigError
 from sts_eval.detection.config import DetectionConfig
 from sts_eval.detection.draws import draw_integers, draw_permutation
+from sts_eval.detection.errors import VocError
 from sts_eval.detection.voc import VocImage, load_image
 from sts_eval.parallel import rank, world_size
 
@@ -115,16 +117,8 @@ class TrainingVisits(Dataset[Sample]):
         size = self.config.batch_size
         share = size // world_size()
         firsts = [iteration * size + rank() * share for iteration in range(start, stop)]
-        loader: DataLoader[Sample] = DataLoader(
-            self,
-            batch_sampler=[list(range(first, first + share)) for first in firsts],
-            num_workers=self.config.num_workers,
-            collate_fn=list,
-            generator=torch.Generator().manual_seed(
-                0
-            ),  # nothing is drawn from it, but torch asks the global one instead
-        )
-        return iter(loader)
+        batches = [list(range(first, first + share)) for first in firsts]
+        return _load(self, batches, self.config.num_workers)
 
 
 class TestSamples(Dataset[Sample]):
@@ -147,12 +141,32 @@ class TestSamples(Dataset[Sample]):
 
     def of_this_worker(self) -> Iterator[list[Sample]]:
         """Every R-th image for R workers, one at a time, since padding would change the result."""
-        mine = list(range(rank(), len(self), world_size()))
-        loader: DataLoader[Sample] = DataLoader(
-            self,
-            batch_sampler=[[index] for index in mine],
-            num_workers=self.config.num_workers,
-            collate_fn=list,
-            generator=torch.Generator().manual_seed(0),
-        )
-        return iter(loader)
+        mine = [[index] for index in range(rank(), len(self), world_size())]
+        return _load(self, mine, self.config.num_workers)
+
+
+def _load(samples: Dataset[Sample], batches: list[list[int]], num_workers: int) -> Iterator[list[Sample]]:
+    """The samples of each batch, in order; an unreadable image is one sentence, whoever reads it."""
+    # Nothing is drawn from the generator, but without one torch asks the global one.
+    generator = torch.Generator().manual_seed(0)
+    loader: DataLoader[Any] = DataLoader(
+        _Readable(samples), batch_sampler=batches, num_workers=num_workers, collate_fn=list, generator=generator
+    )
+    for batch in loader:
+        for error in batch:
+            if isinstance(error, VocError):
+                raise error
+        yield batch
+
+
+class _Readable(Dataset[Sample | VocError]):
+    """Samples whose failures are values: a loader process would wrap an exception in its traceback."""
+
+    def __init__(self, samples: Dataset[Sample]) -> None:
+        self.samples = samples
+
+    def __getitem__(self, index: int) -> Sample | VocError:
+        try:
+            return self.samples[index]
+        except VocError as error:
+            return VocError(*error.args)
