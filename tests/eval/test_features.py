@@ -1,3 +1,4 @@
+import copy
 import json
 from pathlib import Path
 
@@ -147,6 +148,24 @@ def make_folder(root: Path, classes: int, images: int) -> Path:
             pixels = np.random.default_rng(10 * c + i).integers(0, 256, (20, 30, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / f"class{c}" / f"{i}.png")
     return root
+
+
+def test_a_cache_knows_every_file_and_label_but_not_the_folder(tmp_path, digit_images):
+    def extract(dataset):
+        extract_features(nn.Flatten(), dataset, cache=tmp_path / "cache")
+        return len(list((tmp_path / "cache").iterdir()))
+
+    # What is changed here is none of the samples whose pixels count.
+    root = make_folder(tmp_path / "images", 2, 20)
+    assert extract(image_folder(root, image_size=16)) == 1
+    root = root.rename(tmp_path / "moved")
+    assert extract(image_folder(root, image_size=16)) == 1
+    (root / "class1" / "11.png").rename(root / "class1" / "11b.png")
+    assert extract(image_folder(root, image_size=16)) == 2
+    digits = copy.deepcopy(digit_images[0])
+    assert extract(digits) == 3
+    digits.targets[3] += 1
+    assert extract(digits) == 4
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -149,6 +149,9 @@ def test_a_probe_that_was_killed_ends_as_one_that_was_not(tmp_path, digit_featur
     assert len(calls) == 18 + 8  # two epochs are repeated, not six
     with pytest.raises(StateError, match="delete it"):
         linear_probe(*digit_features, replace(config, seed=3), state_file=tmp_path / "probe.pt")
+    train, test = (Features(f.values.flip(1), f.labels, f.classes) for f in digit_features)  # of another backbone
+    with pytest.raises(StateError, match="delete it"):
+        linear_probe(train, test, config, state_file=tmp_path / "probe.pt")
 
 
 def test_the_augmented_probe_sees_fresh_crops_and_leaves_the_backbone_alone(digit_images, small_network):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sts_core.errors import StateError
 from sts_eval import parallel
-from sts_eval.samples import load_batches
+from sts_eval.samples import labels_of, load_batches, sample_name
 
 NUM_PROBES = 8
 """Samples, evenly spaced, whose pixels identify a dataset and its transform."""
@@ -34,8 +34,15 @@ BLOCKS_PER_FLUSH = 16
 
 
 def dataset_fingerprint(dataset: Any, salt: str) -> str:
-    """A name for what will be extracted: weights and precision in `salt`, the dataset by length and some samples."""
+    """A name for what will be extracted: weights and precision in `salt`, the dataset by what it lists and some pixels.
+
+    All file names and labels count where the dataset lists them; its folder does not, so a dataset may be moved.
+    """
     digest = hashlib.sha256(f"{salt} {len(dataset)}".encode())
+    for index in range(len(dataset)):
+        digest.update(os.path.basename(sample_name(dataset, index)).encode())
+    labels = labels_of(dataset)
+    digest.update(b"" if labels is None else labels.numpy().tobytes())
     probes = sorted({i * (len(dataset) - 1) // max(NUM_PROBES - 1, 1) for i in range(NUM_PROBES)})
     for images, labels in load_batches(dataset, [[index] for index in probes]):
         digest.update(f"{tuple(images.shape)} {labels.tolist()}".encode())

@@ -21,6 +21,9 @@ from sts_eval.solvers import ridge_regression, softmax_regression
 EVALUATION_ROWS = 4096
 """Features per product when correct answers are counted."""
 
+SAMPLE_ROWS = 16
+"""Test features, evenly spaced, that a state file keeps to recognise the backbone by."""
+
 
 @dataclass
 class ProbeRun:
@@ -62,7 +65,8 @@ def train_by_sgd(
 ) -> ProbeRun:
     """All epochs of SGD on all heads, evaluated on every split as often as the config says and after the last."""
     heads = ParallelHeads(config, source.num_features, num_classes, device)
-    run = _resume(heads, config, state_file)
+    state = _StateFile(state_file, config, source.num_rows, splits["test"])
+    run = state.load(heads)
     steps_per_epoch = -(-source.num_rows // config.batch_size)
     for epoch in range(run.epochs[-1] if run.epochs else 0, config.epochs):
         for index, (values, labels, count) in enumerate(source.epoch(epoch)):
@@ -70,35 +74,47 @@ def train_by_sgd(
             heads.step(values.to(device), labels.to(device), count=count, rate_factor=factor)
         if (epoch + 1) % config.evaluate_every_epochs == 0 or epoch + 1 == config.epochs:
             run.add(epoch + 1, {split: percent_correct(heads, data, ks) for split, data in splits.items()})
-            _save(heads, run, config, state_file)
+            state.save(heads, run)
     run.heads = heads
     return run
 
 
-def _identity(config: LinearProbeConfig) -> str:
-    return repr(sorted(asdict(config).items()))
+class _StateFile:
+    """Where a killed probe goes on from: one file for one config, the same data and the same backbone."""
 
+    def __init__(self, path: Path | None, config: LinearProbeConfig, num_rows: int, tested: Features) -> None:
+        self.path = path
+        self.settings = repr((sorted(asdict(config).items()), num_rows, len(tested)))
+        # Features say which backbone made them; up to rounding, since another device may compute the rest.
+        self.sample = tested.values[torch.linspace(0, len(tested) - 1, SAMPLE_ROWS).long()].clone()
 
-def _save(heads: ParallelHeads, run: ProbeRun, config: LinearProbeConfig, state_file: Path | None) -> None:
-    if state_file is None or parallel.rank() != 0:
-        return
-    measured = {"epochs": run.epochs, "accuracies": run.accuracies}
-    state = {"config": _identity(config), "heads": heads.state_dict(), **measured}
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    write_atomically(state_file, buffer.getvalue())
+    def load(self, heads: ParallelHeads) -> ProbeRun:
+        """What was measured so far, with `heads` as they were then; nothing where there is no file."""
+        parallel.barrier()
+        if self.path is None or not self.path.is_file():
+            return ProbeRun()
+        state = torch.load(self.path, map_location="cpu", weights_only=True)
+        if state["settings"] != self.settings or not self._is_ours(state["sample"]):
+            raise StateError(
+                f"a probe resumes with the settings, data and backbone it began with, but {self.path} has others: "
+                "delete it"
+            )
+        heads.load_state_dict(state["heads"])
+        parallel.barrier()  # rank 0 writes the file again only when everybody has read it
+        return ProbeRun(state["epochs"], state["accuracies"])
 
+    def _is_ours(self, sample: Tensor) -> bool:
+        same_shape = sample.shape == self.sample.shape
+        return same_shape and torch.allclose(sample, self.sample, rtol=0.0, atol=1e-3 * float(self.sample.abs().max()))
 
-def _resume(heads: ParallelHeads, config: LinearProbeConfig, state_file: Path | None) -> ProbeRun:
-    parallel.barrier()
-    if state_file is None or not state_file.is_file():
-        return ProbeRun()
-    state = torch.load(state_file, map_location="cpu", weights_only=True)
-    if state["config"] != _identity(config):
-        raise StateError(f"a probe resumes with the settings it began with, but {state_file} has others: delete it")
-    heads.load_state_dict(state["heads"])
-    parallel.barrier()  # rank 0 writes the file again only when everybody has read it
-    return ProbeRun(state["epochs"], state["accuracies"])
+    def save(self, heads: ParallelHeads, run: ProbeRun) -> None:
+        """Write all that training needs to go on, on rank 0."""
+        if self.path is None or parallel.rank() != 0:
+            return
+        measured = {"epochs": run.epochs, "accuracies": run.accuracies}
+        buffer = io.BytesIO()
+        torch.save({"settings": self.settings, "sample": self.sample, "heads": heads.state_dict(), **measured}, buffer)
+        write_atomically(self.path, buffer.getvalue())
 
 
 def solve_exactly(
