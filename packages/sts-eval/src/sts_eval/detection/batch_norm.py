@@ -37,7 +37,7 @@ class CrossRankBatchNorm2d(nn.BatchNorm2d):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         assert self.momentum is not None
-        # As in torch.nn.BatchNorm2d, the running variance is the unbiased one.
+        # The unbiased variance, as with one worker (detectron2's is biased with several); precise statistics follow.
         unbiased = variance * (count / (count - 1).clamp(min=1))
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(unbiased, self.momentum)
