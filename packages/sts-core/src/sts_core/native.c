@@ -14,7 +14,8 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum { TILE = 16384, CHUNK = 128, LANES = 8, GROUP = CHUNK / 4, CALLS_PER_BLOCK = TILE / 4 };
-enum { NUM_GAPS = 1024, GUIDE_SHIFT = 22, AHEAD = 256 };
+enum { NUM_GAPS = 1024, GUIDE_SHIFT = 22 };
+enum { LINE = 16, PIECE = 128, AHEAD = 12 }; /* weights of a cache line and of a piece; pieces called for in advance */
 enum { ALL, LAYER, MODULE, CHANNEL, NEURON_DENSE, NEURON_SPARSE };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { TAG_LAYER, TAG_MODULE, TAG_CHANNEL, TAG_NEURON, TAG_TIE, TAG_GAP, NUM_TAGS };
@@ -65,7 +66,7 @@ INLINE Four four_positions(uint64_t first, uint64_t tag, const Rule *r) {
 }
 
 INLINE Four round_of_four(Four x, __m256i k0, __m256i k1) {
-    __m256i a = _mm256_mul_epu32(x.c0, _mm256_set1_epi64x(0xD2511F53)); 
+    __m256i a = _mm256_mul_epu32(x.c0, _mm256_set1_epi64x(0xD2511F53));
     __m256i b = _mm256_mul_epu32(x.c2, _mm256_set1_epi64x(0xCD9E8D57));
     return (Four){_mm256_xor_si256(_mm256_srli_epi64(b, 32), _mm256_xor_si256(x.c1, k0)), b,
                   _mm256_xor_si256(_mm256_srli_epi64(a, 32), _mm256_xor_si256(x.c3, k1)), a};
@@ -104,6 +105,15 @@ INLINE void words_of_8(uint64_t first, uint64_t tag, const Rule *r, uint32_t out
 }
 
 #endif
+
+/* ---- memory that the processor's own prefetching does not see coming ---- */
+
+/* Into the second-level cache: the first has too few slots for requests under way to keep memory busy. */
+INLINE void call_for(const float *x) { __builtin_prefetch(x, 0, 2); }
+
+INLINE void call_for_piece(const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += LINE) call_for(x + i);
+}
 
 /* ---- the moving average; it differs from torch's lerp by at most one rounding ---- */
 
@@ -239,8 +249,7 @@ static void sparse_tile(float *t, const float *s, int64_t begin, int64_t end, co
             if (i >= n) goto drawn;
             if (gap == NUM_GAPS) continue;
             uint32_t a = (uint32_t)(x->channels ? 0 : i);
-            __builtin_prefetch(t + a, 1);
-            __builtin_prefetch(s + a, 0);
+            call_for(t + a), call_for(s + a);
             chosen[count++] = i++;
         }
     }
@@ -259,34 +268,41 @@ INLINE uint32_t rows_updated(uint64_t group, const Tensor *x, const Rule *r) {
     return bits;
 }
 
-typedef struct { int64_t from, to; } Run;
+typedef struct { int64_t from, to; } Piece;
 
-/* Runs of adjacent updated rows inside the tile, counted from its first weight. */
-static int find_runs(Run *runs, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+/* Cuts weights from .. to into pieces, or puts them to the last piece when they follow it and both are small. */
+INLINE int add_pieces(Piece *pieces, int count, int64_t from, int64_t to) {
+    if (count && pieces[count - 1].to == from && to - pieces[count - 1].from <= PIECE) {
+        pieces[count - 1].to = to;
+        return count;
+    }
+    for (; from < to; from += PIECE) pieces[count++] = (Piece){from, to - from < PIECE ? to : from + PIECE};
+    return count;
+}
+
+/* The updated rows inside the tile, counted from its first weight. */
+static int updated_pieces(Piece *pieces, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
     int count = 0;
     for (int64_t group = begin / x->row / GROUP; group * GROUP * x->row < end; group++) {
         for (uint32_t bits = rows_updated((uint64_t)group, x, r); bits; bits &= bits - 1) {
             int64_t row = group * GROUP + __builtin_ctz(bits), from = row * x->row, to = from + x->row;
             if (to <= begin) continue;
             if (from >= end) break;
-            from = from > begin ? from : begin, to = to < end ? to : end;
-            if (count && runs[count - 1].to == from - begin) runs[count - 1].to = to - begin;
-            else runs[count++] = (Run){from - begin, to - begin};
+            count = add_pieces(pieces, count, (from > begin ? from : begin) - begin, (to < end ? to : end) - begin);
         }
     }
     return count;
 }
 
 static void channel_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
-    Run runs[TILE / 2 + 2];
-    int count = find_runs(runs, begin, end, x, r);
-    for (int k = 0; k < count; k++) {
-        if (k + 1 < count) /* the processor's own prefetching does not see the next run coming */
-            for (int64_t i = runs[k + 1].from; i < runs[k + 1].to && i < runs[k + 1].from + AHEAD; i += 16) {
-                __builtin_prefetch(t + i, 1);
-                __builtin_prefetch(s + i, 0);
-            }
-        lerp_run(t + runs[k].from, s + runs[k].from, runs[k].to - runs[k].from, r);
+    Piece pieces[TILE / 2 + TILE / PIECE + 2];
+    int count = updated_pieces(pieces, begin, end, x, r);
+    for (int k = -AHEAD; k < count; k++) {
+        if (k + AHEAD < count) {
+            Piece next = pieces[k + AHEAD];
+            call_for_piece(t + next.from, next.to - next.from), call_for_piece(s + next.from, next.to - next.from);
+        }
+        if (k >= 0) lerp_run(t + pieces[k].from, s + pieces[k].from, pieces[k].to - pieces[k].from, r);
     }
 }
 
@@ -296,7 +312,20 @@ INLINE int unit_updated(uint64_t tag, const Rule *r) {
     return words[0] >= r->threshold;
 }
 
-static void update_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+/* All weights of a tile. In a bank the student is in the cache, and a single stream from memory needs help. */
+static void whole_tile(float *t, const float *s, int64_t n, const Rule *r, int bank) {
+    enum { STEP = 4 * LINE, ADVANCE = 4096 };
+    if (!bank) {
+        lerp_run(t, s, n, r);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += STEP) {
+        call_for_piece(t + i + ADVANCE, STEP);
+        lerp_run(t + i, s + i, n - i < STEP ? n - i : STEP, r);
+    }
+}
+
+static void update_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r, int bank) {
     switch (r->kind) {
     case LAYER: if (!unit_updated(x->tags[TAG_LAYER], r)) return; break;
     case MODULE: if (!unit_updated(x->tags[TAG_MODULE], r)) return; break;
@@ -304,7 +333,7 @@ static void update_tile(float *t, const float *s, int64_t begin, int64_t end, co
     case NEURON_DENSE: dense_tile(t, s, begin, end, x, r); return;
     case NEURON_SPARSE: sparse_tile(t, s, begin, end, x, r); return;
     }
-    lerp_run(t, s, end - begin, r);
+    whole_tile(t, s, end - begin, r, bank);
 }
 
 /* ---- students in 16 bits are widened tile by tile ---- */
@@ -340,6 +369,7 @@ void sts_update(const Tensor *tensors, const int64_t *first_tile, int64_t num_te
             s = (const float *)x->student + from;
         else
             widen(buffer, (const uint16_t *)x->student + from, to - from, x->student_type);
-        for (int64_t j = 0; j < num_teachers; j++) update_tile(x->teachers[j] + from, s, from, to, x, rules + j);
+        for (int64_t j = 0; j < num_teachers; j++)
+            update_tile(x->teachers[j] + from, s, from, to, x, rules + j, num_teachers > 1);
     }
 }

@@ -33,6 +33,7 @@ class _Binding:
             Pair(rows[0].name, rows[0].student, tuple(row.teacher for row in rows)) for rows in zip(*pairs, strict=True)
         ]
         self._tensors = [tensor for p in self._pairs for tensor in (p.student, *p.teachers)]
+        self._written = [teacher for p in self._pairs for teacher in p.teachers]
         self._bind()
 
     def _bind(self) -> None:
@@ -49,7 +50,7 @@ class _Binding:
         for kernel in self._kernels:
             kernel.update(rules)
         # Kernels write through raw pointers: tell autograd, which guards tensors saved for a backward pass.
-        torch.autograd.graph.increment_version([teacher for p in self._pairs for teacher in p.teachers])
+        torch.autograd.graph.increment_version(self._written)
 
 
 def _check_bindable(name: str, student: Tensor, teacher: Tensor) -> None:

@@ -42,4 +42,4 @@ def _walk(module: nn.Module) -> list[nn.Module]:
 
 def addresses(tensors: list[Tensor]) -> list[int]:
     """Where the tensors' data lies: `.to()`, `.data =` and assigning loads move it without replacing the tensor."""
-    return [tensor.data_ptr() for tensor in tensors]
+    return list(map(Tensor.data_ptr, tensors))
