@@ -218,7 +218,7 @@ class TestGenerated:
         def killed(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("sts_eval.corruption_generation.os.replace", killed)
+        monkeypatch.setattr("sts_eval.results.os.replace", killed)
         with pytest.raises(KeyboardInterrupt):
             cell[2]
         assert files_in(tmp_path / "cache") == done
@@ -230,6 +230,12 @@ class TestGenerated:
             GeneratedCorruptions(clean, seed=2, cache=tmp_path / "cache")
         with pytest.raises(StateError, match="must be empty or one of ours"):
             GeneratedCorruptions(clean, cache=tmp_path / "clean")
+
+    def test_a_cache_of_other_pixels_under_the_same_labels_is_refused(self, tmp_path: Path) -> None:
+        images = np.zeros((2, 32, 32, 3), dtype=np.uint8)
+        GeneratedCorruptions(CleanArrays(images, [0, 1]), cache=tmp_path / "cache")
+        with pytest.raises(StateError, match=r"was made with pixels"):
+            GeneratedCorruptions(CleanArrays(images + 1, [0, 1]), cache=tmp_path / "cache")
 
     def test_arrays_of_32_px_are_corrupted_and_cached_as_they_are(self, tmp_path: Path) -> None:
         images = np.random.default_rng(1).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)

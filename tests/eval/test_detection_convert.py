@@ -15,7 +15,6 @@ from sts_eval.detection.convert import (
     detector_name,
     detectron2_name,
     load_trunk_,
-    save_for_detectron2,
     trunk_state,
 )
 from sts_eval.detection.errors import BackendMissingError, ConversionError
@@ -161,12 +160,6 @@ def test_the_backbone_is_left_as_it_was(detector):
 )
 def test_each_tensor_has_a_name_in_detectron2(name, expected):
     assert detectron2_name(name) == expected
-
-
-def test_a_file_for_detectron2_holds_every_tensor_under_a_distinct_name(detector, tmp_path):
-    number = save_for_detectron2(detector, tmp_path / "model.pth")
-    saved = torch.load(tmp_path / "model.pth", weights_only=True)["model"]
-    assert number == len(saved) == len(detector.state_dict())
 
 
 def test_new_layers_depend_on_the_seed_alone():

@@ -23,7 +23,7 @@ from sts_eval.detection import (
     read_voc_split,
 )
 from sts_eval.detection.backends import build_detector
-from sts_eval.detection.convert import compare_features, detectron2_name, load_trunk_, save_for_detectron2, trunk_state
+from sts_eval.detection.convert import compare_features, detectron2_name, load_trunk_, trunk_state
 from sts_eval.detection.detectron2_backend import detectron2_is_installed
 from sts_eval.detection.precise_bn import update_statistics_
 from sts_eval.detection.resnet import BottleneckResNet, ResNetShape
@@ -113,14 +113,6 @@ def test_all_318_tensors_fill_detectron2s_resnet50_and_its_features_are_equal():
     biases = {name for name in before if name.endswith("norm.bias")}  # zero in both
     assert {name for name in unloaded - counters - biases if not name.startswith(allowed)} == set()
     assert len([name for name in before if name.startswith(allowed)]) == 6 + 4 + 5
-
-
-def test_a_saved_file_has_exactly_detectron2s_names(tmp_path):
-    ours, theirs = both_detectors(narrow_config("unused"))
-    save_for_detectron2(ours, tmp_path / "model.pth")
-    saved = torch.load(tmp_path / "model.pth", weights_only=True)["model"]
-    assert saved.keys() == theirs.model.state_dict().keys()
-    assert all(saved[name].shape == tensor.shape for name, tensor in theirs.model.state_dict().items())
 
 
 def assert_equal_detections(ours, theirs, samples):

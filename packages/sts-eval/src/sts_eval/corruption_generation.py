@@ -1,9 +1,8 @@
 """Corruption benchmarks made from clean images, with a cache that is never half-written."""
 
+import hashlib
 import io
 import json
-import os
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from sts_eval.corruption_data import (
 )
 from sts_eval.corruption_functions import SMALLEST_SIDE, corrupt_image, corruption_key, library_version
 from sts_eval.corruption_tables import ALL_CORRUPTIONS, SEVERITIES, check_corruptions, check_severities
+from sts_eval.results import write_atomically
 
 RELEASED_QUALITY = 85  # make_imagenet_c.py saves its results as JPEG of quality 85
 RESIZE_RATIO = 256 / 224  # make_imagenet_c.py: Resize(256), CenterCrop(224), then the corruption
@@ -63,6 +63,7 @@ class CleanArrays:
         self.image_size = min(images.shape[1:3])
         _check_side(self.image_size)
         self.names = tuple(str(index) for index in range(len(images)))
+        self.pixels = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()[:16]
         self.num_classes = int(self.labels.max()) + 1 if num_classes is None else num_classes
 
     def image(self, index: int) -> ImageArray:
@@ -72,16 +73,6 @@ class CleanArrays:
 def _check_side(side: int) -> None:
     if side < SMALLEST_SIDE:
         raise ConfigError(f"corruptions need images of at least {SMALLEST_SIDE} px, got {side}: raise image_size")
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 class GeneratedCell:
@@ -107,7 +98,7 @@ class GeneratedCell:
         content = io.BytesIO()
         Image.fromarray(self.corrupted(index)).save(content, "JPEG", quality=RELEASED_QUALITY)
         if path is not None:
-            _write_atomically(path, content.getvalue())
+            write_atomically(path, content.getvalue(), durable=False)  # up to 75 x 50,000 of them
         return np.asarray(Image.open(content)), label
 
     def corrupted(self, index: int) -> ImageArray:
@@ -143,13 +134,14 @@ class GeneratedCorruptions:
             self._claim(self.cache)
 
     def describe(self) -> dict[str, Any]:
-        quality = RELEASED_QUALITY if isinstance(self.clean, CleanFolder) else None
+        clean = self.clean
         return {
             "source": "generated",
             "seed": self.seed,
-            "image_size": self.clean.image_size,
-            "images": digest_of(self.clean.names, self.clean.labels.tolist()),
-            "jpeg_quality": quality,
+            "image_size": clean.image_size,
+            "images": digest_of(clean.names, clean.labels.tolist()),
+            "pixels": clean.pixels if isinstance(clean, CleanArrays) else None,
+            "jpeg_quality": RELEASED_QUALITY if isinstance(clean, CleanFolder) else None,
             "library": f"imagecorruptions-imaug {self.library}",
             "parameters": "ImageNet-C",
         }
@@ -160,7 +152,7 @@ class GeneratedCorruptions:
         if not card.is_file():
             if cache.is_dir() and any(cache.iterdir()):
                 raise StateError(f"a cache must be empty or one of ours, {cache} is neither: choose another folder")
-            _write_atomically(card, json.dumps(ours, indent=2).encode())
+            write_atomically(card, json.dumps(ours, indent=2))
         theirs = json.loads(card.read_text())
         if different := [key for key in ours if theirs.get(key) != ours[key]]:
             key = different[0]
@@ -178,5 +170,5 @@ class GeneratedCorruptions:
         if not path.is_file():
             content = io.BytesIO()
             np.save(content, np.stack([cell.corrupted(index) for index in range(len(cell))]))
-            _write_atomically(path, content.getvalue())
+            write_atomically(path, content.getvalue())
         return ArrayCell(path, self.clean.labels, 0)

@@ -29,7 +29,7 @@ class FeatureConfig:
     precision: Precision = "float32"
     """Type of the forward pass under autocast; features are float32 in any case."""
     channels_last: bool = False
-    """Memory format of images and network, faster for convolutions on most devices."""
+    """Memory format of the images, which convolutions carry on; faster on most devices."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_workers < 0:

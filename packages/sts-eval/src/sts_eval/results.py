@@ -85,8 +85,11 @@ def protocol_key(entry: Entry) -> str:
     return json.dumps(entry.get("protocol"), sort_keys=True)
 
 
-def write_atomically(path: str | Path, content: bytes | str) -> None:
-    """Write a file under a temporary name beside it, then rename: readers see the old file or the new one."""
+def write_atomically(path: str | Path, content: bytes | str, *, durable: bool = True) -> None:
+    """Write a file under a temporary name beside it, then rename: readers see the old file or the new one.
+
+    `durable` waits for the disk, so that this holds when the machine goes down too.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
@@ -94,8 +97,9 @@ def write_atomically(path: str | Path, content: bytes | str) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

@@ -14,7 +14,6 @@ layers, and the features must then be equal.
 import copy
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -105,16 +104,6 @@ def compare_features(backbone: nn.Module, detector: Detector, *, image_size: int
             "pass a plain ResNet with its stride in the 3x3 convolutions, such as torchvision's and timm's resnet50"
         )
     return max(differences)
-
-
-def save_for_detectron2(detector: Detector, path: str | Path) -> int:
-    """Write a detector's tensors under detectron2's full names, as a file for MODEL.WEIGHTS; return their number.
-
-    Only for detectors of the torchvision backend; no matching by heuristics is needed to read the file.
-    """
-    model = {detectron2_name(name): tensor.cpu() for name, tensor in detector.state_dict().items()}
-    torch.save({"model": model}, path)
-    return len(model)
 
 
 def _trunk_prefix(backbone: nn.Module) -> str:
