@@ -1,7 +1,9 @@
 """Which images keep their labels: balanced, reproducible from a seed, and hashed so that a run can prove its split."""
 
 import hashlib
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,12 @@ class LabelSplit:
     @property
     def num_labels(self) -> int:
         return len(self.indices)
+
+    def save(self, path: Path) -> None:
+        """Write the split as JSON, for people and other programs: a run finds it again from its seed."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = {"sha256": self.sha256, "num_labels": self.num_labels, "indices": self.indices.tolist()}
+        path.write_text(json.dumps(values) + "\n")
 
 
 def label_split(labels: npt.ArrayLike, *, num_labels: int, seed: int) -> LabelSplit:

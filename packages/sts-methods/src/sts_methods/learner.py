@@ -46,14 +46,14 @@ class Learner:
             method.backbone("teacher").compile()
         self.device = runtime.device
         _check_buffers(config.smoothing.buffers, method)
-        self.optimizer = build_optimizer(self.method, config.optimizer)
+        self._dtype = autocast_dtype(config.precision, runtime.device)
+        self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=self._dtype == torch.float16)
+        self.optimizer = build_optimizer(self.method, config.optimizer, scaled=self.scaler.is_enabled())
         self.smoother = Smoother(
             student=method.student, teacher=method.teacher, config=config.smoothing, seed=config.seed
         )
         self.bank = TeacherBank(student=method.student, configs=config.bank, seed=config.seed) if config.bank else None
         self._wrapped: nn.Module = runtime.wrap(self.method)
-        self._dtype = autocast_dtype(config.precision, runtime.device)
-        self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=self._dtype == torch.float16)
 
     def accumulate_gradients(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """Gradients of the mean loss over the micro-batches; the mean loss and metrics, detached."""

@@ -73,6 +73,8 @@ class Run:
             keep_checkpoints=self.config.keep_checkpoints,
         )
         self.runtime.start(plan)
+        if self.runtime.rank == 0 and self.data.label_split is not None:
+            self.data.label_split.save(self.runtime.folder / "labels.json")
         verify_ranks(self.learner.named_tensors(), device=self.runtime.device)
 
     def end_step(self, metrics: Mapping[str, Tensor], batches: Sequence[Batch]) -> None:
@@ -93,8 +95,8 @@ class Run:
 
     def save_backbones(self) -> None:
         """Rank 0 leaves teacher and student (.safetensors and .json each) and the bank's teachers in the run folder."""
-        if self.runtime.rank != 0 or not hasattr(self.config.method, "backbone"):
-            return
+        if self.runtime.rank != 0 or not isinstance(self.config.method, tuple(METHODS.values())):
+            return  # a method of the user's own: nobody else could build its backbone by name
         for network in get_args(Network):
             self._save_backbone(self.runtime.folder / network, self.learner.method.backbone(network), network)
         if self.learner.bank is not None:
