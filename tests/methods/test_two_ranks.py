@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sts_methods.checkpoint import read_manifest
+
 pytestmark = pytest.mark.slow  # two processes that import torch
 
 
@@ -74,3 +76,14 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all_and_all_their_indices_a
     assert [entry["loss"] == "nan" for entry in report["ranks"]] == [False, True]
     indices = [index for entry in report["ranks"] for micro in entry["indices"] for index in micro]
     assert len(set(indices)) == 352
+
+
+def test_a_script_started_with_torchrun_trains_one_run_on_all_its_processes(tiny: Any, tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("tiny_training.py"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run([*torchrun, script, str(tmp_path / "two"), "4"], env=environment, check=True, timeout=300)
+    assert read_manifest(tmp_path / "two" / "checkpoints" / "step-00000004")["meta"]["world_size"] == 2
+    tiny.tiny_fit(tiny.tiny_config(steps=4), tiny.runtime(tmp_path / "one"))
+    losses = [[entry["loss"] for entry in tiny.logged(tmp_path / name)] for name in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

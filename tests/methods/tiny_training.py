@@ -129,5 +129,6 @@ def logged(folder: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    # tiny_training.py FOLDER: the parent kills this process when it likes.
-    tiny_fit(tiny_config(steps=200, checkpoint_every_steps=1), LocalRuntime(sys.argv[1], progress=False))
+    # tiny_training.py FOLDER [STEPS]: the parent kills this process when it likes, or starts it with torchrun.
+    num_steps = int(sys.argv[2]) if len(sys.argv) > 2 else 200
+    tiny_fit(tiny_config(steps=num_steps, checkpoint_every_steps=1), LocalRuntime(sys.argv[1], progress=False))

@@ -1,5 +1,6 @@
 """Where a training loop runs: the narrow border between the loop and whatever launched it."""
 
+import atexit
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -35,8 +36,8 @@ class RunPlan:
 class Runtime(Protocol):
     """What `fit` asks of its surroundings.
 
-    In this order: `restore`, `wrap`, `start`, any number of `report`s, `close`; each is called equally often on every
-    rank. `close` is called whether the run ends well or not.
+    In this order: `wrap`, `restore`, `start`, any number of `report`s, `close`; each is called equally often on every
+    rank. `close` is called whether the steps go well or not.
     """
 
     rank: int
@@ -80,11 +81,22 @@ def distribute(module: nn.Module) -> nn.Module:
     return DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
 
 
+def join_process_group() -> None:
+    """Under torchrun, meet the other processes that it started, until this one ends."""
+    if dist.is_initialized() or not dist.is_torchelastic_launched():
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(default_device())
+    dist.init_process_group()
+    atexit.register(dist.destroy_process_group)
+
+
 class LocalRuntime:
     """Runs `fit` in this process, with everything in one folder; under torchrun, in every process of the group.
 
         config.json                 the resolved config
         metrics.jsonl               one JSON object a line
+        labels.json                 the label split of a semi-supervised method
         checkpoints/step-00000123/  the last few
         teacher.safetensors, student.safetensors (+ .json) at the end
 
@@ -99,6 +111,7 @@ class LocalRuntime:
         progress: bool = True,
         stream: TextIO | None = None,
     ) -> None:
+        join_process_group()
         self.folder = Path(folder)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
