@@ -1,8 +1,8 @@
 """Images per second and core: the references' input pipelines, lightly's and ours, taking turns in one run.
 
-    python packages/sts-methods/benchmarks/input.py                print the table
-    python packages/sts-methods/benchmarks/input.py --write        and put it into the package's README
-    STS_DATA=folder python ... input.py                            on the photographs of folder/voc2012_subset.tar
+    ci/bench input                        the table into the package's README
+    ci/bench input --dry                  print it and leave the README alone
+    STS_DATA=folder ci/bench input        on the photographs of folder/voc2012_subset.tar
 
 One pinned core, one thread, CPU time (of loader processes too), medians over rounds in which all pipelines see the same
 images; only ratios within one run mean anything. The references and lightly deliver normalised float32, as they come.
@@ -13,7 +13,6 @@ are made up, which are lighter to decode than photographs.
 import argparse
 import io
 import os
-import re
 import resource
 import statistics
 import tarfile
@@ -28,6 +27,7 @@ import torch
 from lightly.transforms import MoCoV2Transform
 from PIL import Image
 from pillow_pipelines import FixMatchTransform, moco_transform
+from readme_table import machine, write_table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -37,7 +37,6 @@ from sts_methods.feeds import ArrayFeed, FileFeed, FileViews, Request
 from sts_methods.sampler import Keys
 from sts_methods.views import Views, two_views, weak_and_strong
 
-README = Path(__file__).parents[1] / "README.md"
 GROUP = 16  # images of a round at 224 px
 Pipeline = Callable[[int], Any]
 """Processes the images of one round, given its number."""
@@ -46,10 +45,16 @@ Pipeline = Callable[[int], Any]
 # Pictures ------------------------------------------------------------------------------------------------------------
 
 
+def photo_archive() -> Path | None:
+    """The archive of PASCAL VOC photographs, if STS_DATA names its folder."""
+    folder = os.environ.get("STS_DATA")
+    return Path(folder) / "voc2012_subset.tar" if folder else None
+
+
 def photographs(num: int) -> list[Image.Image]:
-    """Photographs of about 500x375 pixels: of PASCAL VOC if STS_DATA names their folder, else made up."""
-    archive = Path(os.environ.get("STS_DATA", "")) / "voc2012_subset.tar"
-    if not os.environ.get("STS_DATA") or not archive.is_file():
+    """Photographs of about 500x375 pixels, or made-up pictures."""
+    archive = photo_archive()
+    if archive is None:
         return [made_up(number) for number in range(num)]
     with tarfile.open(archive) as tar:
         members = sorted((m for m in tar.getmembers() if m.name.endswith(".jpg")), key=lambda m: m.name)[:: 450 // num]
@@ -236,26 +241,23 @@ def rows(case: str, pipelines: dict[str, Pipeline], *, num_images: int, rounds: 
     ]
 
 
-def write_between_markers(path: Path, marker: str, table: str) -> None:
-    """Replace what is between <!-- bench:marker --> and <!-- /bench:marker -->."""
-    pattern = re.compile(rf"(<!-- bench:{marker} -->\n).*?(<!-- /bench:{marker} -->)", re.DOTALL)
-    text, count = pattern.subn(lambda match: f"{match[1]}{table}{match[2]}", path.read_text())
-    if count != 1:
-        raise SystemExit(f"{path} must have one pair of bench:{marker} markers, found {count}")
-    path.write_text(text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12, help="timed rounds of each pipeline")
-    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    parser.add_argument("--dry", action="store_true", help="print the table and leave the README alone")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     rounds = arguments.rounds
     images, small = photographs(48), small_images(448)
-    table = ["| two views of | pipeline | images/s | x reference | x lightly |", "|---|---|---:|---:|---:|"]
+    table = [
+        f"One run of {rounds} rounds on one core ({machine()}); "
+        f"the JPEGs are {'made up' if photo_archive() is None else 'photographs of PASCAL VOC'}.",
+        "",
+        "| two views of | pipeline | images/s | x reference | x lightly |",
+        "|---|---|---:|---:|---:|",
+    ]
 
     def add(case: str, pipelines: dict[str, Pipeline], num_images: int, num_rounds: int) -> None:
         made = rows(case, pipelines, num_images=num_images, rounds=num_rounds)
@@ -271,8 +273,8 @@ def main() -> None:
     add("a 32 px image, batch 128", small_pipelines(small[:128]), 128, rounds)
     for batch in (448, 64):
         add(f"a 32 px image, weak and strong, batch {batch}", fixmatch_pipelines(small[:batch]), batch, rounds)
-    if arguments.write:
-        write_between_markers(README, "input", "\n".join(table) + "\n")
+    if not arguments.dry:
+        write_table("input", table)
 
 
 if __name__ == "__main__":

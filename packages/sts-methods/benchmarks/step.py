@@ -1,31 +1,31 @@
 """One training step of BYOL and MoCo: ours against lightly's building blocks wired the same way, in one run.
 
-    python packages/sts-methods/benchmarks/step.py                 print the tables
-    python packages/sts-methods/benchmarks/step.py --write         and put them into the package's README
-    python packages/sts-methods/benchmarks/step.py --compile       with torch.compile, which takes minutes to warm up
+    ci/bench step                  all steps and options, one table of this one run into the package's README
+    ci/bench step --dry            print it and leave the README alone
+    ci/bench step --quick          lightly and ours only, printed; --only and --batch-size are for a look, too
 
 Same backbone, weights, images, learning rate and thread count; lightly's network is built from its heads, its loss, its
 memory bank and its momentum update, as in its tutorials, and trained by torch's SGD as it comes. Steps of all variants
 take turns, and CPU time is compared: only ratios within one run mean anything. The losses of both sides are compared
-first, so that equal work is timed.
+first, so that equal work is timed. torch.compile needs a C++ compiler and minutes to warm up, which do not count.
 """
 
 import argparse
 import copy
 import dataclasses
-import re
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightly.loss import NegativeCosineSimilarity, NTXentLoss
 from lightly.models.modules import BYOLPredictionHead, BYOLProjectionHead, MoCoProjectionHead
 from lightly.models.utils import batch_shuffle, batch_unshuffle, deactivate_requires_grad, update_momentum
+from readme_table import machine, write_table
 from torch import Tensor, nn
 
 from sts_core import temporal_moving_average
@@ -42,7 +42,6 @@ from sts_methods.precision import cpu_supports
 from sts_methods.runtime import LocalRuntime
 from sts_methods.training import TrainingConfig
 
-README = Path(__file__).parents[1] / "README.md"
 LR, MOMENTUM, WEIGHT_DECAY, TEACHER_MOMENTUM = 0.05, 0.9, 1e-4, 0.99
 Step = Callable[[], float]
 
@@ -196,7 +195,7 @@ def load_from_lightly(ours: Any, reference: Any) -> None:
         ours.queue.copy_(reference.criterion.memory_bank.bank)
 
 
-def variants(method: str, *, compiled: bool, quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def variants(method: str, *, quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "ours", {}
     if quick:
         return
@@ -205,7 +204,7 @@ def variants(method: str, *, compiled: bool, quick: bool) -> Iterator[tuple[str,
         yield "ours, views concatenated (other batch norm statistics)", {"concatenate_views": True}
     if cpu_supports("bfloat16"):
         yield "ours, bfloat16 autocast", {"precision": "bfloat16"}
-    if compiled:
+    if shutil.which("c++"):
         yield "ours, torch.compile", {"compile": True}
 
 
@@ -223,13 +222,13 @@ def measure(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def compare(case: Case, method: str, *, rounds: int, compiled: bool, quick: bool) -> list[str]:
+def compare(case: Case, method: str, *, rounds: int, quick: bool) -> list[str]:
     generator = torch.Generator().manual_seed(0)
     shape = (case.batch_size, 3, case.image_size, case.image_size)
     images = (torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
     reference, theirs = lightly_step(case, method, images)
     steps: dict[str, Step] = {"lightly": theirs}
-    for name, options in variants(method, compiled=compiled, quick=quick):
+    for name, options in variants(method, quick=quick):
         steps[name] = our_step(case, method, images, reference, **options)
     first = {name: step() for name, step in steps.items() if name in ("lightly", "ours")}
     assert abs(first["ours"] - first["lightly"]) < 1e-3 * abs(first["lightly"]), f"the losses differ: {first}"
@@ -242,39 +241,34 @@ def compare(case: Case, method: str, *, rounds: int, compiled: bool, quick: bool
     ]
 
 
-def write_between_markers(path: Path, marker: str, table: str) -> None:
-    """Replace what is between <!-- bench:marker --> and <!-- /bench:marker -->."""
-    pattern = re.compile(rf"(<!-- bench:{marker} -->\n).*?(<!-- /bench:{marker} -->)", re.DOTALL)
-    text, count = pattern.subn(lambda match: f"{match[1]}{table}{match[2]}", path.read_text())
-    if count != 1:
-        raise SystemExit(f"{path} must have one pair of bench:{marker} markers, found {count}")
-    path.write_text(text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8, help="timed steps of each variant")
     parser.add_argument("--batch-size", type=int, help="another batch size, for a quick look")
     parser.add_argument("--only", choices=[f"{m}-{c}" for m in ("byol", "moco") for c in CASES], action="append")
     parser.add_argument("--quick", action="store_true", help="lightly and ours only, none of the options")
-    parser.add_argument("--compile", action="store_true", help="time torch.compile too")
-    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    parser.add_argument("--dry", action="store_true", help="print the table and leave the README alone")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [
+    table = [
+        f"One run of {arguments.rounds} rounds on one core ({machine()}).",
+        "",
         "| step | variant | speed (min) | speed (median) | CPU ms (min) |",
         "|---|---|---:|---:|---:|",
     ]
+    print(*table, sep="\n", flush=True)
     for key, case in CASES.items():
         if arguments.batch_size:
             case = dataclasses.replace(case, batch_size=arguments.batch_size)
         for method in ("byol", "moco"):
             if arguments.only and f"{method}-{key}" not in arguments.only:
                 continue
-            rows += compare(case, method, rounds=arguments.rounds, compiled=arguments.compile, quick=arguments.quick)
+            rows = compare(case, method, rounds=arguments.rounds, quick=arguments.quick)
             print(*rows, sep="\n", flush=True)
-    if arguments.write:
-        write_between_markers(README, "step", "\n".join(rows) + "\n")
+            table += rows
+    whole = not (arguments.only or arguments.quick or arguments.batch_size)
+    if whole and not arguments.dry:
+        write_table("step", table)
 
 
 if __name__ == "__main__":
