@@ -142,9 +142,22 @@ def test_what_a_killed_writer_left_behind_is_not_taken_for_a_checkpoint(tmp_path
     (partial / "state.pt").write_bytes(b"half")
     store = CheckpointStore(tmp_path)
     assert store.steps() == [1]
-    store.save(2, _state(2))
+    store.save(3, _state(3))
     store.close()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]
+
+
+def test_a_state_that_cannot_be_written_is_told_and_does_not_end_the_writing_of_others(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, {"meta": {"step": object()}})
+    store.wait()
+    with pytest.warns(UserWarning, match="pickle|serializable"):
+        store.save(2, _state(2))
+    store.close()
+    assert store.steps() == [2]
+    store.save(3, {"meta": {"step": {1, 2}}})
+    with pytest.raises(TypeError, match="serializable"):
+        store.close()
 
 
 def test_a_step_waits_for_a_copy_and_not_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ class CheckpointStore:
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
         self._waiting: tuple[int, dict[str, Any]] | None = None
-        self._failure: CheckpointError | None = None
+        self._failure: Exception | None = None
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
@@ -188,13 +188,13 @@ class CheckpointStore:
                 write_checkpoint(self.path(waiting[0]), waiting[1])
                 self._prune()
                 self._failure = None
-            except CheckpointError as error:
+            except Exception as error:  # whatever it is: training hears of it, and the next one is tried
                 self._failure = error
 
     def _prune(self) -> None:
-        """Only after the newest is in place, and never below `keep`."""
-        for step in self.steps()[: -self.keep]:
-            shutil.rmtree(self.path(step), ignore_errors=True)
+        """Only after the newest is in place, and never below `keep`; what killed writers left goes, too."""
+        for folder in (*map(self.path, self.steps()[: -self.keep]), *self.folder.glob(".step-*")):
+            _discard(folder)
 
 
 class _HashedFile:
