@@ -23,6 +23,21 @@ def test_the_examples_of_the_readme_run_and_print_what_they_say(tmp_path):
     assert "dataset cifar10 instead of imagenet" in printed[1]
 
 
+def test_the_small_example_of_detection_runs(tmp_path):
+    text = README.with_name("DETECTION.md").read_text()
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "synthetic" in block]
+    assert "iterations=300" in block  # minutes; two of them show that it runs
+    short = block.replace("iterations=300", "iterations=2") + "print(result.backend, result.matched_tensors)"
+    done = subprocess.run([sys.executable, "-c", short], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["torchvision", "318"], done.stderr
+
+
+def test_files_that_the_readme_links_exist():
+    links = re.findall(r"\]\(([\w./-]+)\)", README.read_text())
+    assert "DETECTION.md" in links
+    assert all((README.parent / link).is_file() for link in links)
+
+
 @pytest.mark.parametrize("name", re.findall(r"^\| `([a-z_]+)`", README.read_text(), re.MULTILINE))
 def test_names_in_the_readme_exist(name):
     import sts_eval

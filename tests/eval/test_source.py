@@ -72,6 +72,25 @@ def test_networks_that_timm_does_not_know_are_built_by_the_caller(tmp_path):
     assert asked == [("mine", "cifar")]
 
 
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [("resnet10t", "imagenet"), ("resnet18", "cifar"), ("vit_tiny_patch16_224", "imagenet"), ("wrn_10_1", "cifar")],
+)
+def test_a_backbone_that_sts_methods_saved_gives_its_features(tmp_path, name, stem):
+    sts_methods = pytest.importorskip("sts_methods", reason="the two packages can be installed alone")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        saved = sts_methods.build_backbone(name, stem=stem).eval()
+    sts_methods.save_backbone(
+        tmp_path / "teacher", saved, backbone=name, stem=stem, network="teacher", method="byol", step=3
+    )
+    build = sts_methods.build_backbone if name.startswith("wrn") else None
+    loaded = load_source(tmp_path, network="teacher", build=build).module.eval()
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(loaded(images), saved(images))
+
+
 def test_a_partial_match_is_refused_lists_what_is_missing_and_changes_nothing(tmp_path, network):
     tensors = {k: v for k, v in network.state_dict().items() if not k.startswith("layer4.0.conv1")}
     with pytest.raises(CheckpointError) as caught:
