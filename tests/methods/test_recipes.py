@@ -1,0 +1,59 @@
+"""The numbers of the references, which nobody may change in passing: views, networks and what is decayed."""
+
+from torch import nn
+
+from sts_methods import ByolConfig, DataConfig, FixMatch, FixMatchConfig, MoCoConfig, multi_crop, two_views
+from sts_methods.optim import OptimizerConfig, parameter_groups
+from sts_methods.views import CropView, weak_and_strong
+
+
+def test_mocos_views_are_equal_and_those_of_aug_plus() -> None:
+    one, two = two_views(recipe="moco")
+    assert one == two
+    assert one == CropView(
+        size=224, crop_scale=(0.2, 1.0), crop_ratio=(3 / 4, 4 / 3), interpolation="bilinear", flip=0.5, jitter=0.8,
+        brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, grayscale=0.2, blur=0.5, blur_sigma=(0.1, 2.0),
+        solarise=0.0,
+    )  # fmt: skip
+
+
+def test_only_byols_second_view_is_solarised_and_it_is_seldom_blurred() -> None:
+    one, two = DataConfig(dataset="images", root="photos", image_size=224, recipe="byol").views()
+    assert isinstance(one, CropView)
+    assert isinstance(two, CropView)
+    assert (one.solarise, two.solarise) == (0.0, 0.2)
+    assert (one.blur, two.blur) == (1.0, 0.1)
+    for view in (one, two):
+        assert view.crop_scale == (0.08, 1.0)
+        assert (view.brightness, view.contrast, view.saturation, view.hue) == (0.4, 0.4, 0.2, 0.1)
+        assert (view.flip, view.jitter, view.grayscale) == (0.5, 0.8, 0.2)
+
+
+def test_dino_has_eight_local_crops_of_96_pixels() -> None:
+    assert [view.size for view in multi_crop()] == [224, 224, *[96] * 8]
+
+
+def test_fixmatch_shifts_by_four_pixels_and_cuts_out_sixteen_after_two_operations() -> None:
+    weak, strong = weak_and_strong()
+    assert weak.padding * weak.size == strong.padding * strong.size == 4
+    assert strong.cutout * strong.size == 16
+    assert (strong.num_ops, strong.op_probability) == (2, 0.5)
+
+
+def test_the_methods_defaults_are_the_references() -> None:
+    moco = MoCoConfig()
+    assert (moco.dim, moco.queue_size, moco.temperature, moco.bn_groups, moco.shuffle) == (128, 65_536, 0.2, 8, True)
+    assert (ByolConfig().hidden_dim, ByolConfig().projection_dim) == (4096, 256)
+    fixmatch = FixMatchConfig(num_classes=10)
+    assert (fixmatch.threshold, fixmatch.unlabelled_weight, fixmatch.pseudo_labels) == (0.95, 1.0, "student")
+    assert DataConfig().unlabelled_ratio == 7
+
+
+def test_fixmatchs_student_keeps_slow_batch_norms_and_decays_its_kernels_only() -> None:
+    student = FixMatch(FixMatchConfig(num_classes=10), seed=0).student
+    norms = [module for module in student.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    assert len(norms) == 25
+    assert all(norm.momentum == 0.001 for norm in norms)
+    decayed, exempt = parameter_groups(student, OptimizerConfig(exclude_norm_and_bias=True))
+    assert {parameter.dim() for parameter in decayed["params"]} == {2, 4}
+    assert {parameter.dim() for parameter in exempt["params"]} == {1}
