@@ -99,7 +99,7 @@ def test_a_tensors_draws_do_not_depend_on_what_is_drawn_beside_it(p: float, monk
     together: dict[str, list[Tensor]] = {name: [] for name, _ in sizes}
     device = torch.device("cpu")
     for segment, mask in masks.neuron_masks(sizes, probability=p, step=5, seed=9, device=device):
-        together[sizes[segment.tensor][0]].append(mask < 0)
+        together[sizes[segment.tensor][0]].append(mask > 0)
     for name, size in sizes:
         pieces = torch.cat([torch.zeros(0, dtype=torch.bool), *together[name]])
         assert len(pieces) == size

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -141,10 +140,10 @@ def drawn_units(names: Sequence[str], rule: Rule) -> list[bool]:
 def _update_channels(tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> None:
     sizes = tuple((name, len(teacher) if teacher.dim() else 1) for name, _, teacher in tensors)
     weights = _channel_draws(sizes, rule).float().mul_(1.0 - rule.momentum)
-    starts = _channel_streams(sizes)[2]
-    for (_, student, teacher), (_, rows), start in zip(tensors, sizes, starts, strict=True):
-        shape = (rows,) + (1,) * (teacher.dim() - 1) if teacher.dim() else ()
-        teacher.lerp_(student.to(teacher), weights[start : start + rows].view(shape).to(teacher))
+    for (_, student, teacher), weight in zip(tensors, _per_tensor(weights, sizes), strict=True):
+        if teacher.dim() != 1:
+            weight = weight.view((-1,) + (1,) * (teacher.dim() - 1) if teacher.dim() else ())
+        teacher.lerp_(student.to(teacher), weight.to(teacher))
 
 
 def _lerp_where_(teacher: Tensor, student: Tensor, updated: Tensor, momentum: float) -> None:
@@ -153,32 +152,35 @@ def _lerp_where_(teacher: Tensor, student: Tensor, updated: Tensor, momentum: fl
     torch.where would take ten times as long on a CPU. The price: where the student is not finite, units that should
     stay are lost too.
     """
-    weight = updated.to(teacher.dtype).abs_().mul_(1.0 - momentum)
+    weight = updated.to(teacher.dtype).mul_(1.0 - momentum)
     teacher.lerp_(student.to(teacher), weight)
 
 
 def drawn_channels(sizes: Sequence[tuple[str, int]], rule: Rule) -> list[Tensor]:
     """For each (tensor, size of dim 0): a bool tensor, which of its channels are updated at this step."""
-    updated, starts = _channel_draws(tuple(sizes), rule), _channel_streams(tuple(sizes))[2]
-    return [updated[start : start + rows] for (_, rows), start in zip(sizes, starts, strict=True)]
+    return _per_tensor(_channel_draws(tuple(sizes), rule), sizes)
+
+
+def _per_tensor(draws: Tensor, sizes: Sequence[tuple[str, int]]) -> list[Tensor]:
+    """Each tensor's part of all draws, without the padding."""
+    parts = torch.split_with_sizes(draws, [-(-rows // 4) * 4 for _, rows in sizes])
+    return [part if len(part) == rows else part[:rows] for part, (_, rows) in zip(parts, sizes, strict=True)]
 
 
 def _channel_draws(sizes: tuple[tuple[str, int], ...], rule: Rule) -> Tensor:
     """All tensors' channels in one bool tensor, each tensor's padded to a multiple of four."""
-    position, tags, _ = _channel_streams(sizes)
-    words = masks.philox(position, tags, rule.step, rule.seed)
+    words = masks.philox(*_channel_streams(sizes), rule.step, rule.seed)
     return torch.stack(words, dim=1).view(-1) >= masks.threshold(rule.preserve_probability, 32)
 
 
 @lru_cache(maxsize=16)
-def _channel_streams(sizes: tuple[tuple[str, int], ...]) -> tuple[Tensor, Tensor, list[int]]:
-    """Positions and tags of all draws, and where each tensor's begin: row r takes word r % 4 of position r // 4."""
+def _channel_streams(sizes: tuple[tuple[str, int], ...]) -> tuple[Tensor, Tensor]:
+    """Positions and tags of all draws: row r of a tensor takes word r % 4 of its position r // 4."""
     calls = [(rows + 3) // 4 for _, rows in sizes]
     streams = [masks.signed(masks.stream_tag("channel", name)) for name, _ in sizes]
     tags = [torch.full((n,), stream) for n, stream in zip(calls, streams, strict=True)]
-    position = [torch.arange(n) for n in calls]
     empty = torch.zeros(0, dtype=torch.int64)
-    return torch.cat([empty, *position]), torch.cat([empty, *tags]), [4 * n for n in accumulate(calls, initial=0)][:-1]
+    return torch.cat([empty, *map(torch.arange, calls)]), torch.cat([empty, *tags])
 
 
 def _update_neurons(tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> None:

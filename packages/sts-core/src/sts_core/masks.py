@@ -103,7 +103,7 @@ class Segment(NamedTuple):
 def neuron_masks(
     sizes: Sequence[tuple[str, int]], *, probability: float, step: int, seed: int, device: torch.device
 ) -> Iterator[tuple[Segment, Tensor]]:
-    """For each (tensor name, number of weights): int8 masks, -1 where a weight is updated and 0 where it stays.
+    """For each (tensor name, number of weights): int8 masks, 1 where a weight is updated and 0 where it stays.
 
     Small tensors are drawn together and large ones in parts, so that operations are few and temporaries bounded.
     """
@@ -120,7 +120,7 @@ def neuron_masks(
 def neuron_mask(name: str, size: int, *, probability: float, step: int, seed: int) -> Tensor:
     """bool [size]: which weights of one tensor are updated."""
     pieces = neuron_masks([(name, size)], probability=probability, step=step, seed=seed, device=torch.device("cpu"))
-    return torch.cat([torch.zeros(0, dtype=torch.int8), *(mask for _, mask in pieces)]) < 0
+    return torch.cat([torch.zeros(0, dtype=torch.int8), *(mask for _, mask in pieces)]) > 0
 
 
 def _padded(segment: Segment, unit: int) -> int:
@@ -179,24 +179,38 @@ def _draw_pairs(
     """
     position, tags = _positions(batch, names, "neuron", CHUNK, LANES, device)
     lanes = (position[:, None] + torch.arange(LANES, device=device)).view(-1)
-    words = torch.stack([w.view(-1, LANES) for w in philox(lanes, tags.repeat_interleave(LANES), step, seed)], dim=1)
-    halves = torch.stack([words & 0xFFFF, words >> 16], dim=2).int().view(-1, 2 * 4, LANES)
-    # Masks are 0 or -1, found by sign: several times faster than comparisons, which make booleans one by one.
-    distance = [(t >> 32) - halves for t in pair_thresholds(probability)]  # [chunks, 8, LANES]
-    ties = (distance[0] * distance[1] * distance[2] == 0).nonzero()
-    above = [d.bitwise_right_shift_(31).to(torch.int8) for d in distance]
+    words = philox(lanes, tags.repeat_interleave(LANES), step, seed)
+    # 16-bit numbers, order preserved, and comparisons by clamp: booleans would take ten times as long on a CPU.
+    bits = torch.empty(len(position), 4, 2, LANES, dtype=torch.int16, device=device)
+    for number, word in enumerate(words):
+        bits[:, number, 0].copy_(word.view(-1, LANES))
+        bits[:, number, 1].copy_(word.bitwise_right_shift_(16).view(-1, LANES))
+    bits.bitwise_xor_(-(1 << 15))
+    thresholds = pair_thresholds(probability)
+    highs = [(t >> 32) - (1 << 15) for t in thresholds]
+    above = [bits.clamp(high, high + 1).sub_(high) for high in highs]
+    ties = _ties(bits, highs)
     if len(ties):
         tie_tags = _positions(batch, names, "neuron-tie", CHUNK, LANES, device)[1]
-        _break_ties_(above, halves, ties, position, tie_tags, pair_thresholds(probability), step, seed)
-    ge_both, ge_one, ge_none = above
-    members = [ge_one, ge_both ^ ge_one ^ ge_none]
-    # The eight lanes of a mask are moved as one 64-bit number: [chunks, 8, 2, LANES] is the weights' row-major order.
-    return torch.stack([m.view(torch.int64) for m in members], dim=2).view(torch.int8).view(-1)
+        _break_ties_(above, bits, ties, position, tie_tags, thresholds, step, seed)
+    above_both, above_one, above_none = above
+    members = [above_one, above_both.bitwise_xor_(above_one).bitwise_xor_(above_none)]
+    # The eight lanes of a mask are moved as one 64-bit number: [chunks, 4, 2, member, LANES] is row-major order.
+    return torch.stack([m.to(torch.int8).view(torch.int64) for m in members], dim=3).view(torch.int8).view(-1)
+
+
+def _ties(bits: Tensor, highs: Sequence[int]) -> Tensor:
+    """Indices (chunk, word, half, lane) of the pairs whose 16 bits equal a threshold's, by rows of 64 first."""
+    distinct = [bits.sub(high).clamp_(-1, 1) for high in highs]  # differences wrap, but only equality gives 0
+    product = distinct[0].mul_(distinct[1]).mul_(distinct[2]).abs_().view(-1, 4 * 2 * LANES)
+    rows = (product.amin(dim=1) == 0).nonzero()[:, 0]
+    row, column = (product[rows] == 0).nonzero().unbind(1)
+    return torch.stack([rows[row], column // (2 * LANES), column // LANES % 2, column % LANES], dim=1)
 
 
 def _break_ties_(
     above: list[Tensor],
-    halves: Tensor,
+    bits: Tensor,
     ties: Tensor,
     position: Tensor,
     tags: Tensor,
@@ -204,12 +218,13 @@ def _break_ties_(
     step: int,
     seed: int,
 ) -> None:
-    """Decide the pairs whose 16 bits may equal a threshold's by 32 more."""
-    chunk, eighth, lane = ties.unbind(1)
-    extra = torch.stack(philox(2 * (position[chunk] + lane) + eighth % 2, tags[chunk], step, seed), dim=1)
-    value = (halves[chunk, eighth, lane].long() << 32) | extra.gather(1, eighth[:, None] // 2)[:, 0]
+    """Decide the pairs whose 16 bits equal a threshold's by 32 more."""
+    chunk, word, half, lane = ties.unbind(1)
+    extra = torch.stack(philox(2 * (position[chunk] + lane) + half, tags[chunk], step, seed), dim=1)
+    high = bits[chunk, word, half, lane].long() + (1 << 15)
+    value = (high << 32) | extra.gather(1, word[:, None])[:, 0]
     for mask, t in zip(above, thresholds, strict=True):
-        mask[chunk, eighth, lane] = -(value >= t).to(torch.int8)
+        mask[chunk, word, half, lane] = (value >= t).to(torch.int16)
 
 
 @lru_cache(maxsize=256)
@@ -247,7 +262,7 @@ def _draw_gaps(
         gap = NUM_GAPS - torch.searchsorted(ascending, words, right=True)
         reached = offset[:, None] + torch.where(gap < NUM_GAPS, gap + 1, gap).cumsum(1)
         hit = (gap < NUM_GAPS) & (reached <= BLOCK)
-        mask[(start + reached - 1)[hit]] = -1
+        mask[(start + reached - 1)[hit]] = 1
         offset = reached[:, -1]
         if bool((offset >= BLOCK).all()):
             break

@@ -11,8 +11,8 @@ between an untrained network and a perfect one. What was scaled down, and why:
 - Momenta are constant. The paper's BYOL code raises m to 1 along a cosine, which SE, having no m, cannot follow.
 - The learning rate of BYOL on digits is high (1.2 per 256 images): in the pilot it is there that smoothing matters. A
   second experiment has .4, where in the pilot no smoothing did as well as any.
-- The network is timm's test_resnet (0.4 M weights in four stages, ImageNet's stem, which keeps a ninth of the places
-  of an image), the images are digits at 12 pixels (they have 8) or 4,000 of CIFAR-10 at 16: cheap, and far from
+- The network is timm's test_resnet (0.4 M weights in four stages, ImageNet's stem, which keeps a sixteenth of the
+  places of an image), the images are digits at 12 pixels (they have 8) or 4,000 of CIFAR-10 at 16: cheap, and far from
   saturated, with 66 % linear top-1 on digits before training and 87 % after.
 """
 
