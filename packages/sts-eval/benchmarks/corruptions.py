@@ -122,17 +122,23 @@ def generation_times(rounds: int) -> None:
     print("generation at severity 3, ms a 224 px image: " + ", ".join(f"{n} {1e3 * t:.1f}" for n, t in found.items()))
 
 
+def bench_cells(quick: bool) -> bool:
+    """Whether both bars hold."""
+    num_images, rounds = (16, 2) if quick else (64, 5)
+    with tempfile.TemporaryDirectory() as folder:
+        source = write_cell(Path(folder), num_images)
+        return all([loading_bar(source, num_images, rounds), shared_pass_bar(source, 3 * rounds)])
+
+
 def main() -> int:
+    """Both bars and the time of generating; 1 if a bar does not hold."""
     parser = argparse.ArgumentParser(description="The cost of a cell of ImageNet-C.")
     parser.add_argument("--quick", action="store_true", help="few images and rounds")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
-    num_images, rounds = (16, 2) if quick else (64, 5)
-    with tempfile.TemporaryDirectory() as folder:
-        source = write_cell(Path(folder), num_images)
-        holds = [loading_bar(source, num_images, rounds), shared_pass_bar(source, 3 * rounds)]
-    generation_times(rounds)
-    return 0 if all(holds) else 1
+    holds = bench_cells(quick)
+    generation_times(2 if quick else 5)
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
     python packages/sts-eval/benchmarks/eval.py            (a few minutes on one core; --quick for a look)
 
 1. Feature extraction: decoding against the forward pass, without and with a loader process.
-2. k-NN: the same vote by scikit-learn and by lightly.
-3. Probes: a grid of learning rates as parallel heads against lightly's classifier trained once per rate; the grid of
+2. A cell of ImageNet-C: the same, and one pass for two models (corruptions.py has more about cells).
+3. k-NN: the same vote by scikit-learn and by lightly.
+4. Probes: a grid of learning rates as parallel heads against lightly's classifier trained once per rate; the grid of
    regularisations by L-BFGS and by ridge against scikit-learn's solvers.
 
-Times are the minimum of interleaved rounds, one thread each; only ratios within one run mean anything. The last line of
-each section says whether its bar holds; the exit code is 1 if one does not.
+Times of 3 and 4 are CPU time, the minimum of interleaved rounds, one thread each; only ratios within one run mean
+anything, and two that differ by less than 5 % are called level. The last line of each section says whether its bar
+holds; the exit code is 1 if one does not.
 """
 
 import argparse
@@ -19,11 +21,13 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from corruptions import bench_cells
 from PIL import Image
 
 from sts_eval import (
@@ -39,19 +43,21 @@ from sts_eval import (
 )
 from sts_eval.source import timm_backbone
 
+NOISE = 1.05
+"""Ratios nearer to 1 come out on either side of it from run to run."""
 Job = Callable[[], float]
 """Does the work and returns the accuracy in percent."""
 
 
 def interleaved(jobs: dict[str, Job], rounds: int) -> dict[str, tuple[float, float]]:
-    """Seconds (minimum over rounds) and accuracy of each job; rounds are interleaved, so that noise hits all alike."""
+    """CPU seconds (minimum over rounds) and accuracy of each job; rounds are interleaved, so noise hits all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     accuracies = {}
     for _ in range(rounds):
         for name, job in jobs.items():
-            start = time.perf_counter()
+            start = time.process_time()
             accuracies[name] = job()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.process_time() - start)
     return {name: (min(seconds[name]), accuracies[name]) for name in jobs}
 
 
@@ -59,13 +65,14 @@ def show(title: str, measured: dict[str, tuple[float, float]], ours: str) -> Non
     print(f"\n{title}")
     for name, (seconds, accuracy) in measured.items():
         ratio = seconds / measured[ours][0]
-        print(f"  {name:<44} {seconds:8.3f} s   {ratio:6.2f} x ours   top-1 {accuracy:6.2f}")
+        level = "   level" if name != ours and 1 / NOISE < ratio < NOISE else ""
+        print(f"  {name:<44} {seconds:8.3f} s   {ratio:6.2f} x ours   top-1 {accuracy:6.2f}{level}")
 
 
 def verdict(title: str, measured: dict[str, tuple[float, float]], ours: str, tolerance: float) -> bool:
-    """Ours is not slower than any other, and as accurate within `tolerance` points."""
+    """Ours is not slower than any other, noise aside, and as accurate within `tolerance` points."""
     mine = measured[ours]
-    slower = [name for name, (seconds, _) in measured.items() if seconds < mine[0]]
+    slower = [name for name, (seconds, _) in measured.items() if NOISE * seconds < mine[0]]
     differ = [name for name, (_, accuracy) in measured.items() if abs(accuracy - mine[1]) > tolerance]
     complaints = ([f"slower than {', '.join(slower)}"] if slower else []) + (
         [f"accuracy differs from {', '.join(differ)}"] if differ else []
@@ -162,7 +169,7 @@ def _lightly_grid(train: Features, test: Features, rates: tuple[float, ...], epo
     from torch.utils.data import DataLoader, TensorDataset
 
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     quiet |= {"enable_model_summary": False, "accelerator": "cpu", "limit_val_batches": 0}
     best = 0.0
     for rate in rates:
@@ -180,34 +187,35 @@ def _lightly_grid(train: Features, test: Features, rates: tuple[float, ...], epo
     return best
 
 
-def bench_probes(quick: bool, rounds: int) -> bool:
-    """Grids of linear classifiers."""
-    from sklearn.linear_model import LogisticRegression, RidgeClassifier
-    from sklearn.preprocessing import StandardScaler
-
+def bench_sgd_probes(quick: bool) -> bool:
+    """A grid of learning rates."""
     count, epochs = (4_000, 3) if quick else (20_000, 10)
     train, test = clustered(count, 512, 100, 1), clustered(4_000, 512, 100, 2)
     rates = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
     config = LinearProbeConfig(
         learning_rates=rates, epochs=epochs, schedule="cosine", evaluate_every_epochs=epochs, allow_missing_classes=True
     )
-    by_sgd = interleaved(
-        {
-            "ours, parallel heads": lambda: linear_probe(train, test, config).last[1],
-            "lightly LinearClassifier": lambda: _lightly_grid(train, test, rates, epochs),
-        },
-        1,
-    )
-    show(
-        f"probe by SGD, {len(rates)} learning rates, {epochs} epochs of {count:,} x 512", by_sgd, "ours, parallel heads"
-    )
-    holds = verdict("same accuracy, not slower", by_sgd, "ours, parallel heads", 1.0)
+    ours = "ours, parallel heads"
+    jobs: dict[str, Job] = {
+        ours: lambda: linear_probe(train, test, config).last[1],
+        "lightly LinearClassifier": lambda: _lightly_grid(train, test, rates, epochs),
+    }
+    measured = interleaved(jobs, 1)
+    show(f"probe by SGD, {len(rates)} learning rates, {epochs} epochs of {count:,} x 512", measured, ours)
+    return verdict("same accuracy, not slower", measured, ours, 1.0)
 
-    strengths = (1e-3, 1e-2, 1e-1)
+
+def bench_exact_probes(quick: bool, rounds: int) -> bool:
+    """A grid of regularisations by each solver."""
+    from sklearn.linear_model import LogisticRegression, RidgeClassifier
+    from sklearn.preprocessing import StandardScaler
+
+    count, strengths = 4_000 if quick else 20_000, (1e-3, 1e-2, 1e-1)
+    train, test = clustered(count, 512, 100, 1), clustered(4_000, 512, 100, 2)
     x, y = train.values.numpy(), train.labels.numpy()
-    scaler = StandardScaler().fit(x)
 
     def logistic() -> float:
+        scaler = StandardScaler().fit(x)
         scaled, asked = scaler.transform(x), scaler.transform(test.values.numpy())
         models = [LogisticRegression(C=1 / (s * count), max_iter=300).fit(scaled, y) for s in strengths]
         return 100.0 * max(float(model.score(asked, test.labels.numpy())) for model in models)
@@ -220,6 +228,7 @@ def bench_probes(quick: bool, rounds: int) -> bool:
         protocol = fast_protocol(solver=solver, regularisations=strengths, allow_missing_classes=True)
         return lambda: linear_probe(train, test, protocol).last[1]
 
+    holds = True
     for solver, name, job in (("lbfgs", "LogisticRegression", logistic), ("ridge", "RidgeClassifier", ridge)):
         ours = f"ours, {solver}"
         measured = interleaved({ours: exactly(solver), f"scikit-learn {name}": job}, rounds)
@@ -232,14 +241,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the sections asked for; 1 if a bar does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, says little about speed")
-    parser.add_argument("--only", choices=("extraction", "knn", "probes"), help="one section")
+    parser.add_argument("--only", choices=("extraction", "cells", "knn", "probes"), help="one section")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved repetitions")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     sections = {
         "extraction": lambda: bench_extraction(options.quick),
+        "cells": lambda: bench_cells(options.quick),
         "knn": lambda: bench_neighbours(options.quick, options.rounds),
-        "probes": lambda: bench_probes(options.quick, options.rounds),
+        "probes": lambda: bench_sgd_probes(options.quick) & bench_exact_probes(options.quick, options.rounds),
     }
     results = [section() for name, section in sections.items() if options.only in (None, name)]
     return 0 if all(results) else 1
