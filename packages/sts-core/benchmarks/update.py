@@ -12,6 +12,7 @@ import argparse
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
@@ -78,6 +79,8 @@ def ours(student: nn.Module, momentum: float, backend: str) -> dict[str, Case]:
         chosen = [("LW", 0.7), ("CW", 0.7), ("NW", 0.7), ("NW", 0.99)]
         return {f"without a compiler, {label} p={p}": case(p, GRANULARITIES[label]) for label, p in chosen}
     cases = {f"sts-core, p=0, m={momentum}": case(0.0, "layer")}
+    if momentum:
+        cases["sts-core, p=1: only the checks before an update"] = partial(case(0.0, "layer"), preserve_probability=1.0)
     for label, granularity in GRANULARITIES.items():
         for p in PROBABILITIES:
             cases[f"sts-core {label} p={p}, m={momentum}"] = case(p, granularity)
