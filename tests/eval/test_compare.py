@@ -4,7 +4,15 @@ import pytest
 import scipy.stats
 
 from sts_core.errors import ConfigError
-from sts_eval import RunResults, byol_protocol, compare_with_paper, comparison_table, load_run, write_results
+from sts_eval import (
+    RunResults,
+    byol_protocol,
+    compare_with_paper,
+    comparison_table,
+    fast_protocol,
+    load_run,
+    write_results,
+)
 from sts_eval.intervals import estimate, t_quantile
 from sts_eval.paper_rows import ROWS, describe_training
 from sts_eval.published import PUBLISHED
@@ -90,6 +98,11 @@ def test_what_departs_from_the_paper_may_not_stand_beside_it_and_says_why(condit
     assert found
     assert all(not c.may_stand and reason in c.obstacles for c in found)
     assert f"no: {reason}" in comparison_table(found)
+
+
+def test_an_exact_solver_is_one_departure_and_not_one_for_each_setting_that_it_does_not_use():
+    (first, *_) = compare_with_paper(runs([70.0], protocol=fast_protocol().__dict__))
+    assert first.obstacles == ("linear solver lbfgs instead of sgd",)
 
 
 def test_seeds_are_averaged_but_a_repeated_seed_is_not_two_measurements():

@@ -160,7 +160,8 @@ def protocol_obstacles(method: str, entry: Mapping[str, Any]) -> list[str]:
     # As results.json holds them, so that a tuple equals a list.
     paper = asdict(byol_protocol() if method == "byol" else moco_protocol())
     left, right = (json.loads(json.dumps(values)) for values in (entry["protocol"], paper))
-    names = [name for name in right if name not in INCIDENTAL and left.get(name) != right[name]]
+    used = right if left.get("solver") == "sgd" else ("solver",)  # an exact solver has no learning rate or epochs
+    names = [name for name in used if name not in INCIDENTAL and left.get(name) != right[name]]
     found = [f"linear {name} {left.get(name, 'unknown')} instead of {right[name]}" for name in names]
     sizes = {"num_train": IMAGENET_TRAIN_IMAGES, "num_test": IMAGENET_TEST_IMAGES}
     return found + [f"linear {k} {entry.get(k)} instead of {v}" for k, v in sizes.items() if entry.get(k) != v]
