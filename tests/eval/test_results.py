@@ -30,8 +30,8 @@ def test_the_same_measurement_is_replaced_and_others_are_kept(tmp_path):
     assert results == read_results(tmp_path)
     assert [(e["evaluation"], e.get("k"), e["value"]) for e in results.entries] == [
         ("linear", None, 60.0),
-        ("knn", 20, 50.0),
         ("knn", 200, 50.0),
+        ("knn", 20, 50.0),
     ]
 
 
@@ -40,6 +40,8 @@ def test_two_protocols_of_one_network_are_two_measurements(tmp_path):
     add_entries(tmp_path, [entry(protocol=moco), entry(protocol=fast, value=40.0)], run="a")
     results = add_entries(tmp_path, [entry(protocol=moco, value=60.0)])  # against lists, as the file holds them
     assert [(e["protocol"]["solver"], e["value"]) for e in results.entries] == [("sgd", 60.0), ("lbfgs", 40.0)]
+    results = add_entries(tmp_path, [entry(protocol=fast, value=41.0)])
+    assert [e["value"] for e in results.entries] == [41.0, 60.0]  # the newest is the first that a reader finds
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

@@ -47,9 +47,12 @@ class RunResults:
             check_entry(entry)
 
     def with_entries(self, entries: Sequence[Entry]) -> "RunResults":
-        """These results with `entries` added; an entry of the same key (see `entry_key`) is replaced."""
-        merged = {entry_key(entry): dict(entry) for entry in (*self.entries, *entries)}
-        return replace(self, entries=tuple(merged.values()))
+        """These results with `entries` in front; an older entry of the same key (see `entry_key`) is dropped.
+
+        So the first entry of a kind is the one measured last, whatever its k or its protocol.
+        """
+        new = {entry_key(entry): dict(entry) for entry in entries}
+        return replace(self, entries=(*new.values(), *(old for old in self.entries if entry_key(old) not in new)))
 
     def to_json(self) -> dict[str, Any]:
         """The content of results.json."""
