@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from sts_core import cosine_momentum
+from sts_core.errors import ConfigError
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cells import cells_of
+from sts_pipelines.cluster import TRIAL_CPUS
 from sts_pipelines.errors import TrialError
 from sts_pipelines.launcher import Job
-from sts_pipelines.pipeline import GridConfig, PipelineConfig, SweepConfig
-from sts_pipelines.sweep import job_of, sweep_folder
+from sts_pipelines.pipeline import ClusterConfig, GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.sweep import job_of, room, sweep_folder
 from sts_pipelines.sweep_results import check_applied, is_finished, mark_stopped, outcomes, write_outcomes
 
 Tiny = Callable[..., PipelineConfig]
@@ -49,7 +51,7 @@ def test_granularity_multiplies_only_cells_with_a_spatial_part() -> None:
 
 @pytest.mark.parametrize("coordinates", ["m-p", "m_eff-p"])
 def test_a_search_draws_the_same_valid_cells_every_time(coordinates: str) -> None:
-    recipe = sweep(search="asha", coordinates=coordinates, num_samples=50)
+    recipe = sweep(search="asha", coordinates=coordinates, num_samples=50, metric="knn/teacher/top1")
     cells = cells_of(recipe)
     assert cells == cells_of(recipe)
     assert len(cells) > 45
@@ -63,6 +65,35 @@ def test_a_larger_grid_lives_in_the_same_folder_and_another_training_does_not() 
     assert sweep_folder(small) == sweep_folder(large)
     training = replace(large.pipeline.training, seed=1)
     assert sweep_folder(replace(large, pipeline=replace(large.pipeline, training=training))) != sweep_folder(large)
+
+
+@pytest.mark.parametrize(
+    ("resources", "trial_cpus", "trials"),
+    [
+        ({"CPU": 16.0, "GPU": 8.0}, 0.0, 4),  # four CPUs a trial are scarce
+        ({"CPU": 64.0, "GPU": 8.0}, 0.0, 4),  # two GPUs a trial are
+        ({"CPU": 16.0, "GPU": 8.0}, TRIAL_CPUS, 3),  # the drivers of four trials need a place too
+        ({"CPU": 64.0}, 0.0, 1),
+    ],
+)
+def test_as_many_trials_run_at_a_time_as_there_is_room_for(
+    resources: dict[str, float], trial_cpus: float, trials: int
+) -> None:
+    cluster = ClusterConfig(num_workers=2, cpus_per_worker=2.0)
+    assert room(resources, cluster, trial_cpus=trial_cpus) == trials
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"metric": "accuracy"}, "must be evaluation/network/number"),
+        ({"metric": "voc/teacher/AP"}, "add voc to evaluation.after_training"),
+        ({"search": "asha"}, "a search ranks trials by knn"),
+    ],
+)
+def test_a_metric_that_no_trial_will_have_is_refused_before_the_first(changes: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        sweep(**changes)
 
 
 def write_metrics(job: Job, applied: list[tuple[float, float]]) -> None:
@@ -83,16 +114,17 @@ def job(tiny: Tiny, tmp_path: Path, schedule: str = "constant") -> Job:
 def test_a_trial_that_applied_what_was_sampled_is_finished(tiny: Tiny, tmp_path: Path) -> None:
     trial = job(tiny, tmp_path)
     write_metrics(trial, [(0.9, 0.5)] * 3)
-    assert not is_finished(trial.folder)
-    check_applied(trial)
-    assert is_finished(trial.folder)
+    unevaluated = replace(trial.pipeline.evaluation, after_training=())
+    assert not is_finished(trial.folder, unevaluated)
+    assert check_applied(trial) == {"step": 3, "momentum": 0.9, "preserve_probability": 0.5}
+    assert is_finished(trial.folder, unevaluated)
+    assert not is_finished(trial.folder, trial.pipeline.evaluation)  # what is asked for now has not been measured
 
 
 def test_a_scheduled_momentum_is_compared_step_by_step(tiny: Tiny, tmp_path: Path) -> None:
     trial = job(tiny, tmp_path, "cosine")
     write_metrics(trial, [(cosine_momentum(step, total_steps=4, start=0.9), 0.5) for step in range(4)])
-    check_applied(trial)
-    assert is_finished(trial.folder)
+    assert check_applied(trial)["momentum"] == cosine_momentum(3, total_steps=4, start=0.9)
 
 
 @pytest.mark.parametrize("applied", [(0.9, 0.7), (0.8, 0.5), (0.0, 0.0)])
@@ -101,7 +133,7 @@ def test_a_trial_that_applied_other_values_fails(tiny: Tiny, tmp_path: Path, app
     write_metrics(trial, [(0.9, 0.5), applied])
     with pytest.raises(TrialError, match="its result is void"):
         check_applied(trial)
-    assert not is_finished(trial.folder)
+    assert not is_finished(trial.folder, replace(trial.pipeline.evaluation, after_training=()))
     recipe = SweepConfig(pipeline=trial.pipeline, sweep=GridConfig(cells=((0.9, 0.5),)))
     (outcome,) = outcomes(tmp_path, cells_of(recipe), metric="knn/teacher/top1")
     assert outcome.error is not None
@@ -120,7 +152,7 @@ def test_a_trial_that_a_search_gave_up_is_not_taken_up_again(tmp_path: Path, tin
     trial = job(tiny, tmp_path)
     trial.folder.mkdir(parents=True)
     mark_stopped(trial.folder, 40)
-    assert is_finished(trial.folder)
+    assert is_finished(trial.folder, trial.pipeline.evaluation)
 
 
 def test_the_table_and_the_csv_name_every_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,15 +69,54 @@ def test_a_cell_that_fails_leaves_the_others_and_is_tried_again(tiny: Tiny, monk
     assert all(outcome.error is None for outcome in run_sweep(recipe))
 
 
+def test_a_finished_sweep_measures_what_it_is_asked_for_later_and_trains_nothing_again(tiny: Tiny) -> None:
+    recipe = knn_sweep(tiny, cells=((0.9, 0.5),))
+    run_sweep(recipe)
+    folder = sweep_folder(recipe) / "m0.9-p0.5"
+    before = (folder / "checkpoints" / "step-00000002" / "state.pt").stat().st_mtime_ns
+    evaluation = replace(recipe.pipeline.evaluation, after_training=("knn", "linear"))
+    pipeline = replace(recipe.pipeline, evaluation=evaluation)
+    (outcome,) = run_sweep(SweepConfig(pipeline=pipeline, sweep=replace(recipe.sweep, metric="linear/teacher/top1")))
+    assert outcome.value is not None
+    assert (folder / "checkpoints" / "step-00000002" / "state.pt").stat().st_mtime_ns == before
+
+
+def test_a_trial_that_failed_half_way_through_its_evaluation_is_not_finished(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sts_core.errors import StateError
+    from sts_pipelines import evaluation
+
+    measured: list[str] = []
+
+    def knn_of_the_first(self: object, network: str) -> list[dict[str, object]]:
+        measured.append(network)
+        if len(measured) > 1:
+            raise StateError("out of memory")
+        return [{"evaluation": "knn", "network": network, "metric": "top1", "value": 50.0, "which": "last"}]
+
+    recipe = knn_sweep(tiny, cells=((0.9, 0.5),))
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation._Evaluator, "_knn", knn_of_the_first)
+        with pytest.raises(RunError, match="out of memory"):
+            run_sweep(recipe)
+    assert measured == ["teacher", "student"]
+    run_sweep(recipe)
+    entries = json.loads((sweep_folder(recipe) / "m0.9-p0.5" / "results.json").read_text())["entries"]
+    assert {entry["network"] for entry in entries} == {"teacher", "student"}
+
+
 def test_one_student_gives_the_teachers_of_separate_runs_bit_for_bit(tiny: Tiny, tmp_path: Path) -> None:
     pipeline = tiny("fixmatch-digits-sts", steps=4)
-    grid = GridConfig(momenta=(0.0, 0.9), preserve_probabilities=(0.0, 0.5), granularities=("layer", "channel"),
+    grid = GridConfig(momenta=(0.0, 0.9), preserve_probabilities=(0.0, 0.5, 0.9), granularities=("layer", "channel"),
                       one_student=True, metric="few-labels/teacher/top1")  # fmt: skip
     recipe = SweepConfig(pipeline=pipeline, sweep=grid)
     found = {outcome.cell.name: outcome for outcome in run_sweep(recipe)}
     (shared,) = sweep_folder(recipe).glob("fixmatch-digits-sts-*")
     bank = read_checkpoint(shared / "checkpoints" / "step-00000004")["bank"]["teachers"]
     assert set(bank) == set(found)
+    # The report has the plane of p and m, with lines of equal m_eff.
+    assert 'class="iso"' in (sweep_folder(recipe) / "report" / "report.html").read_text()
     for cell in cells_of(recipe):
         job = job_of(cell, pipeline, tmp_path / "separate")
         launch([job], name=job.label, folder=job.folder)

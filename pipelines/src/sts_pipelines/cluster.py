@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sts_pipelines.errors import RunError
+from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.pipeline import ClusterConfig
 
 # Tune's trial actor only waits for its workers, but Tune refuses to start one that asks for nothing.
@@ -58,15 +58,53 @@ def ray_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    if config.address is not None:
-        ray.init(address=config.address, log_to_driver=False, logging_level="ERROR")
-        try:
+    if config.address is None:
+        with _local_cluster(config, num_cpus=num_cpus):
             yield
-        finally:
-            ray.shutdown()
         return
-    with _local_cluster(config, num_cpus=num_cpus):
+    _connect(config)
+    try:
         yield
+    finally:
+        ray.shutdown()
+
+
+def local_resources() -> dict[str, float]:
+    """What this machine has to offer to workers."""
+    import torch
+
+    return {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+
+
+def _connect(config: ClusterConfig) -> None:
+    """Join the cluster at `config.address`; one that is too small may grow, so the user is told what is waited for."""
+    import ray
+
+    try:
+        ray.init(address=config.address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # no cluster there, or one of another version
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RunError(f"cannot join the Ray cluster at {config.address}: {reason}") from error
+    workers = config.min_workers or config.num_workers
+    needed = {"CPU": workers * config.cpus_per_worker, "GPU": float(workers * config.use_gpu)}
+    found = ray.cluster_resources()
+    for kind, amount in needed.items():
+        if found.get(kind, 0.0) < amount:
+            print(
+                f"waiting: the workers need {amount:g} {kind}s, the cluster has {found.get(kind, 0.0):g} so far ...",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _check_gpus(config: ClusterConfig) -> None:
+    """A cluster of one machine never grows: Ray would wait for missing GPUs for ever, without a word."""
+    workers, found = config.min_workers or config.num_workers, local_resources()["GPU"]
+    if config.use_gpu and found < workers:
+        raise UsageError(
+            f"{workers} workers need a GPU each, but this machine has {found:g}: lower cluster.num-workers, train on "
+            "the CPU (--cluster.use-gpu false), or join a cluster (--cluster.address)"
+        )
 
 
 def session_folder() -> Path:
@@ -96,6 +134,7 @@ def _is_alive(pid: int) -> bool:
 def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
     import ray
 
+    _check_gpus(config)
     session = session_folder()
     print("starting Ray on this machine ...", file=sys.stderr, flush=True)
     options: dict[str, Any] = {} if config.dashboard_port is None else {"dashboard_port": config.dashboard_port}

@@ -3,6 +3,7 @@
 StsError (sts_core)
 ├── UsageError      (ValueError)     a command that cannot be carried out as typed
 ├── SchemaError     (ConfigError)    a config with one or several problems, all of them named
+├── RunError        (RuntimeError)   a run or a sweep that Ray, its workers or its storage ended
 └── TrialError      (RuntimeError)   a trial whose smoother applied another p or m than was sampled
 """
 
@@ -29,7 +30,7 @@ class SchemaError(ConfigError):
 
 
 class RunError(StsError, RuntimeError):
-    """The workers of a run failed for good."""
+    """The workers of a run failed for good, or Ray or the storage did."""
 
 
 class TrialError(StsError, RuntimeError):

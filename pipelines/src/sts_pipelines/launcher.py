@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import logging
-import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from sts_core.errors import StsError
+from sts_eval.results import write_atomically
 from sts_methods.training import fit
 from sts_pipelines.bank_evaluation import evaluate_bank
 from sts_pipelines.cluster import ray_cluster
@@ -64,10 +66,9 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
     cluster = jobs[0].pipeline.cluster
     check_installed(jobs[0].pipeline.tracking)
     if cluster.num_workers == 0:
-        with run_lock(folder):
-            for job in jobs:
-                write_config(job)
-                train_job(job, ProcessRuntime(job.folder, **_surroundings(job)))
+        for job in jobs:
+            write_config(job)
+            train_job(job, ProcessRuntime(job.folder, **_surroundings(job)))
         return
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
     with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):
@@ -86,23 +87,28 @@ def _surroundings(job: Job) -> dict[str, Any]:
 
 def train_job(job: Job, runtime: ProcessRuntime) -> None:
     """Train, save the backbones and evaluate: what every rank does for a job, in process or on Ray."""
-    if job.train:
-        fit(job.pipeline.training, runtime)
-    evaluate_run(job.folder, job.pipeline, device=runtime.device)
-    if job.bank_folder is not None:
-        evaluate_bank(job.folder, job.pipeline, job.bank_folder, device=runtime.device)
-    if runtime.mirror is not None and runtime.rank == 0:
-        runtime.mirror.push()
+    with run_lock(job.folder) if runtime.rank == 0 else contextlib.nullcontext():
+        if job.train:
+            fit(job.pipeline.training, runtime)
+            runtime.share()
+        else:
+            runtime.fetch()
+        evaluate_run(job.folder, job.pipeline, device=runtime.device)
+        if job.bank_folder is not None:
+            evaluate_bank(job.folder, job.pipeline, job.bank_folder, device=runtime.device)
+        if runtime.mirror is not None and runtime.rank == 0:
+            runtime.mirror.push()
 
 
 def write_config(job: Job) -> None:
     """Leave the resolved config in the run folder, atomically; an evaluation leaves the one that is there."""
     if not job.train:
         return
-    job.folder.mkdir(parents=True, exist_ok=True)
-    partial = job.folder / ".config.yaml.partial"
-    partial.write_text(write_yaml(plain_of(job.pipeline)))
-    os.replace(partial, job.folder / "config.yaml")
+    try:
+        write_atomically(job.folder / "config.yaml", write_yaml(plain_of(job.pipeline)))
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"cannot write to {job.folder} ({reason}): free it, or set cluster.storage-path") from error
 
 
 def train_on_ray(
@@ -167,26 +173,29 @@ def worker(config: dict[str, Any]) -> dict[str, Any]:
     A worker that raises makes Ray restart the group, which is right for a lost machine and pointless for a wrong path
     or a diverged loss. So such an error is noted in the run folder, and the restarted group hands it over and ends.
     """
-    import ray.train
-
     from sts_pipelines.ray_runtime import RayRuntime
 
     logging.getLogger().setLevel(logging.WARNING)  # Ray logs a line for every report otherwise
-    folder = Path(config["folder"])
-    note = folder / f".failed-{config['launch']}.json"
-    if note.exists():
-        return dict(json.loads(note.read_text()))
-    holds = ray.train.get_context().get_world_rank() == 0
+    note = Path(config["folder"]) / f".failed-{config['launch']}.json"
+    noted = _first_of_all_ranks(note.read_text() if note.exists() else None)
+    if noted is not None:
+        return dict(json.loads(noted))
     try:
-        with run_lock(folder) if holds else contextlib.nullcontext():
-            for plain in config["jobs"]:
-                job = Job.from_plain(plain)
-                measure = None if config["measure"] is None else measure_of(job.pipeline, config["measure"])
-                train_job(job, RayRuntime(job.folder, **_surroundings(job), measure=measure))
+        for plain in config["jobs"]:
+            job = Job.from_plain(plain)
+            measure = None if config["measure"] is None else measure_of(job.pipeline, config["measure"])
+            train_job(job, RayRuntime(job.folder, **_surroundings(job), measure=measure))
     except StsError as error:
-        note.write_text(json.dumps({"error": str(error)}))
+        write_atomically(note, json.dumps({"error": str(error)}))
         raise
     return {}
+
+
+def _first_of_all_ranks(text: str | None) -> str | None:
+    """The first text that any rank has: those on other machines may not see the note, and must end as well."""
+    texts: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, text)
+    return next((one for one in texts if one is not None), None)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sts_core import SmoothingConfig
 from sts_core.errors import ConfigError
@@ -112,13 +112,14 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         clean = self.name and all(letter.isalnum() or letter in "-_." for letter in self.name)
         _require(bool(clean), f"name must be letters, digits, '-', '_' and '.', got {self.name!r}: it names a folder")
-        workers = max(1, self.cluster.num_workers)
-        share = workers * self.training.accumulation
-        _require(
-            self.training.global_batch_size % share == 0,
-            f"global_batch_size must be divisible by workers x accumulation = {share}, "
-            f"got {self.training.global_batch_size}: change one of them",
-        )
+        most = max(1, self.cluster.num_workers)
+        for workers in range(self.cluster.min_workers or most, most + 1):  # an elastic run meets all of them
+            share = workers * self.training.accumulation
+            _require(
+                self.training.global_batch_size % share == 0,
+                f"global_batch_size must be divisible by workers x accumulation = {share}, "
+                f"got {self.training.global_batch_size}: change one of them",
+            )
 
     @property
     def run_name(self) -> str:
@@ -201,6 +202,16 @@ class GridConfig:
         for name in ("momenta", "preserve_probabilities"):
             for value in getattr(self, name):
                 _require(0 <= value <= 1, f"{name} must be in [0, 1], got {value}: they are fractions")
+        evaluation, _, rest = self.metric.partition("/")
+        network, _, number = rest.partition("/")
+        _require(
+            evaluation in get_args(Evaluation) and network in get_args(Network) and bool(number),
+            f"metric must be evaluation/network/number such as knn/teacher/top1, got {self.metric}: correct it",
+        )
+        _require(
+            self.search == "grid" or evaluation in ("knn", "few-labels"),
+            f"a search ranks trials by knn/... or few-labels/..., got metric {self.metric}: use one of these",
+        )
         if self.one_student and self.search != "grid":
             raise ConfigError("one_student needs search: grid, got asha: the bank holds every cell from the start")
 
@@ -215,6 +226,13 @@ class SweepConfig:
     """Which teachers are visited."""
 
     def __post_init__(self) -> None:
+        evaluation, network, _ = self.sweep.metric.split("/", 2)
+        measured = self.pipeline.evaluation
+        _require(
+            evaluation in measured.after_training and network in measured.networks,
+            f"sweep.metric must be one of the numbers that evaluation asks for, got {self.sweep.metric}: "
+            f"add {evaluation} to evaluation.after_training and {network} to evaluation.networks, or rank by another",
+        )
         if self.sweep.one_student:
             labels = getattr(self.pipeline.training.method, "pseudo_labels", None)
             _require(

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+from sts_eval.results import write_atomically
 from sts_methods.progress import ProgressDisplay
 from sts_methods.runtime import RunPlan
 
@@ -34,9 +35,7 @@ def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
         global_batch_size=plan.global_batch_size,
         first_step=plan.first_step,
     )
-    partial = folder / f".{_PLAN}.partial"
-    partial.write_text(json.dumps(asdict(note)))
-    os.replace(partial, folder / _PLAN)
+    write_atomically(folder / _PLAN, json.dumps(asdict(note)), durable=False)
 
 
 class Watcher:

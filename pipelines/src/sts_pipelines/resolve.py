@@ -1,12 +1,12 @@
 """From what a user typed (a name or a YAML file, and overrides) to a complete, checked recipe."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.errors import SchemaError, UsageError
+from sts_pipelines.errors import UsageError
 from sts_pipelines.flags import apply_flags
 from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig, Recipe, SweepConfig
 from sts_pipelines.schema import from_dict, kind_of, to_dict
@@ -31,15 +31,6 @@ def _refuse_overrides_without_effect(target: str, cls: type, overrides: Sequence
             raise UsageError(
                 f"{target} trains several teachers, so {flag} has no effect: set --{remedies[cls]} instead"
             )
-
-
-def read_recipe(plain: Mapping[str, Any]) -> Recipe:
-    """The recipe of a plain config that says its kind (a pipeline if it does not)."""
-    kind = str(plain.get("kind", "pipeline"))
-    if kind not in KINDS:
-        raise SchemaError([f"kind must be one of {', '.join(KINDS)}, got {kind!r}: choose one of these"])
-    recipe: Recipe = from_dict(KINDS[kind], {key: value for key, value in plain.items() if key != "kind"})
-    return recipe
 
 
 def _load(target: str) -> tuple[type, dict[str, Any]]:

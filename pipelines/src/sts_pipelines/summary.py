@@ -44,7 +44,7 @@ def format_table(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 def value_of(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """The number called `evaluation/network/metric`, such as knn/teacher/top1."""
-    evaluation, network, metric = name.split("/")
+    evaluation, network, metric = name.split("/", 2)
     return _value(rows, evaluation, metric, network)
 
 

@@ -5,9 +5,7 @@ these folders, never from Tune's memory: a killed sweep is resumed by giving the
 results are run. That also lets a grid be extended, and does without restoring Tune's schedulers, which forget.
 """
 
-import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 
 from sts_core.errors import StsError
 from sts_pipelines.cells import Cell, cells_of
-from sts_pipelines.cluster import TRIAL_CPUS, ray_cluster
+from sts_pipelines.cluster import TRIAL_CPUS, local_resources, ray_cluster
 from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.launcher import Job, first_line, launch, train_on_ray
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, SweepConfig
@@ -43,7 +41,8 @@ def run_sweep(recipe: SweepConfig) -> list[Outcome]:
 
         train_one_student(recipe, cells, folder)
     else:
-        missing = [cell for cell in cells if not is_finished(folder / cell.name)]
+        evaluation = recipe.pipeline.evaluation
+        missing = [cell for cell in cells if not is_finished(folder / cell.name, evaluation)]
         print(f"{len(cells)} cells, {len(cells) - len(missing)} finished before: {folder}", flush=True)
         with CellWatcher(folder, missing, metric=recipe.sweep.metric):
             if missing and recipe.pipeline.cluster.num_workers == 0:
@@ -103,7 +102,7 @@ def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
     cluster, grid = recipe.pipeline.cluster, recipe.sweep
     jobs = {cell.name: job_of(cell, recipe.pipeline, folder).to_plain() for cell in cells}
     groups = _groups(list(jobs), grid.cells_per_trial if grid.search == "grid" else 1)
-    concurrent = grid.max_concurrent or _room({"CPU": os.cpu_count() or 1}, cluster)
+    concurrent = grid.max_concurrent or room(local_resources(), cluster)
     with ray_cluster(cluster, num_cpus=concurrent * (cluster.num_workers * cluster.cpus_per_worker + TRIAL_CPUS)):
         import ray
         from ray import tune
@@ -112,7 +111,7 @@ def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
 
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # failures are told once, at the end
         if cluster.address is not None:
-            concurrent = grid.max_concurrent or _room(ray.cluster_resources(), cluster)
+            concurrent = grid.max_concurrent or room(ray.cluster_resources(), cluster, trial_cpus=TRIAL_CPUS)
         space = {"jobs": tune.grid_search([[jobs[name] for name in group] for group in groups])}
         tuner = tune.Tuner(
             tune.with_resources(trial_of(recipe), {"CPU": TRIAL_CPUS}),
@@ -136,11 +135,11 @@ def _groups(names: Sequence[str], size: int) -> list[list[str]]:
     return [list(names[start : start + size]) for start in range(0, len(names), size)]
 
 
-def _room(resources: Mapping[str, float], cluster: ClusterConfig) -> int:
-    """How many trials fit on a machine or a cluster at a time."""
-    rooms = [resources.get("CPU", 1.0) / (cluster.num_workers * cluster.cpus_per_worker)]
+def room(resources: Mapping[str, float], cluster: ClusterConfig, *, trial_cpus: float = 0.0) -> int:
+    """How many trials fit at a time; a cluster that we do not start ourselves has no CPUs on top for their drivers."""
+    rooms = [resources.get("CPU", 0.0) / (cluster.num_workers * cluster.cpus_per_worker + trial_cpus)]
     if cluster.use_gpu:
-        rooms.append(resources.get("GPU", cluster.num_workers) / cluster.num_workers)
+        rooms.append(resources.get("GPU", 0.0) / cluster.num_workers)
     return max(1, int(min(rooms)))
 
 
@@ -162,18 +161,12 @@ def trial_of(recipe: SweepConfig) -> Callable[[dict[str, Any]], None]:
         except Exception as error:
             note_errors(jobs, str(error))
             raise
-        for job in jobs:
-            check_applied(job)
+        applied = [check_applied(job) for job in jobs][-1]
         values = [outcomes(job.folder.parent, [_cell(job)], metric=metric)[0].value for job in jobs]
-        tune.report({metric: max(value or 0.0 for value in values), "step": _last_step(jobs[-1])})
+        tune.report({metric: max(value or 0.0 for value in values), **applied})
 
     return trial
 
 
 def _cell(job: Job) -> Cell:
     return Cell(smoothing=job.pipeline.training.smoothing)
-
-
-def _last_step(job: Job) -> int:
-    lines = (job.folder / "metrics.jsonl").read_text().splitlines()
-    return int(json.loads(lines[-1])["step"])

@@ -13,7 +13,9 @@ from sts_eval.results import write_atomically
 from sts_methods.metrics import MetricsLog
 from sts_pipelines.cells import Cell
 from sts_pipelines.errors import TrialError
+from sts_pipelines.evaluation import is_evaluated
 from sts_pipelines.launcher import Job
+from sts_pipelines.pipeline import EvaluationConfig
 from sts_pipelines.reporting import write
 from sts_pipelines.summary import value_of
 
@@ -37,11 +39,11 @@ class Outcome:
     """Why it failed."""
 
 
-def check_applied(job: Job) -> None:
+def check_applied(job: Job) -> dict[str, float]:
     """Raise unless every logged step of the run applied the sampled p and the scheduled m; then it counts as finished.
 
     The logged values come from the live smoother, not from the config: a sweep whose trials all train with the same
-    values is caught here.
+    values is caught here. Returns the last step, and the m and p that it applied.
     """
     training = job.pipeline.training
     sampled = training.smoothing
@@ -67,12 +69,13 @@ def check_applied(job: Job) -> None:
         "preserve_probability": lines[-1]["preserve_probability"],
     }
     write_atomically(job.folder / _FINISHED, json.dumps(content) + "\n")
+    return content
 
 
 def note_errors(jobs: Sequence[Job], error: str) -> None:
-    """Mark the jobs of a failed trial: those with results count, the others have failed."""
+    """Mark the jobs of a failed trial: those with all their results count, the others have failed."""
     for job in jobs:
-        if (job.folder / "results.json").is_file():
+        if is_evaluated(job.folder, job.pipeline.evaluation):
             check_applied(job)
         else:
             write_atomically(job.folder / "error.json", json.dumps({"error": error}) + "\n")
@@ -89,9 +92,11 @@ def mark_stopped(folder: Path, step: int) -> None:
     write_atomically(folder / "stopped.json", json.dumps({"step": step}) + "\n")
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether a trial has been trained, evaluated and checked, or was given up by the search."""
-    return (folder / _FINISHED).is_file() or (folder / "stopped.json").is_file()
+def is_finished(folder: Path, evaluation: EvaluationConfig) -> bool:
+    """Whether a trial has been trained, checked and evaluated as asked for now, or was given up by the search."""
+    if (folder / "stopped.json").is_file():
+        return True
+    return (folder / _FINISHED).is_file() and is_evaluated(folder, evaluation)
 
 
 def outcomes(folder: Path, cells: Sequence[Cell], *, metric: str) -> list[Outcome]:

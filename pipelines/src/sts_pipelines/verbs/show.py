@@ -18,16 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.flags import describe_flags
+    from sts_pipelines.pipeline import plain_of
     from sts_pipelines.resolve import resolve
     from sts_pipelines.schema import to_dict
     from sts_pipelines.yaml_text import write_yaml
 
     recipe = resolve(arguments.pipeline, overrides)
-    plain = to_dict(recipe)
     if arguments.flags:
-        print(describe_flags(type(recipe), plain))
+        print(describe_flags(type(recipe), to_dict(recipe)))
     else:
-        from sts_pipelines.schema import kind_of
-
-        print(write_yaml({"kind": kind_of(type(recipe))} | plain), end="")
+        print(write_yaml(plain_of(recipe)), end="")
     return 0

@@ -9,7 +9,7 @@ import argparse
 EXAMPLES = """  sts sweep byol-digits-p-by-m
   sts sweep byol-imagenet-p-by-m --data.root /data/imagenet --with-control
   sts sweep byol-digits-p-by-m --sweep.momenta 0,0.99 --sweep.preserve-probabilities 0,0.5,0.9
-  sts sweep byol-digits-p-by-m --sweep.search asha --sweep.coordinates m_eff-p --sweep.num-samples 16
+  sts sweep byol-digits-p-by-m --sweep.search asha --sweep.metric knn/teacher/top1 --sweep.coordinates m_eff-p
   sts sweep fixmatch-digits-p-by-m"""
 TAKES_OVERRIDES = True
 
