@@ -99,7 +99,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_not_the_run(tiny: Tiny) -> 
 def test_a_full_disk_is_one_line_and_leaves_the_earlier_checkpoints(tiny: Tiny, tmp_path: Path) -> None:
     pipeline = tiny("byol-digits-sts", steps=8)
     reference = run(tiny("byol-digits-sts", steps=8, storage=tmp_path / "reference"))
-    flags = ["--steps", "8", "--checkpoint-every-steps", "2", "--log-every-steps", "1", "--data.image-size", "8"]
+    flags = ["--steps", "8", "--checkpoint-every-steps", "2", "--log-every-steps", "1"]
     flags += ["--cluster.num-workers", "0", "--cluster.storage-path", str(tmp_path), "--cluster.use-gpu", "false"]
 
     def small_files() -> None:
@@ -120,6 +120,27 @@ def test_a_full_disk_is_one_line_and_leaves_the_earlier_checkpoints(tiny: Tiny, 
     assert same_bits(weights(folder, 8), weights(reference, 8))
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    flags = ["--cluster.num-workers", "0", "--cluster.storage-path", str(tmp_path / "file")]
+    assert main(["run", "byol-digits-sts", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sts: cannot write to ")
+    assert error.count("\n") == 1
+
+
+def test_a_job_that_another_group_of_workers_writes_is_left_alone(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sts_pipelines import launcher
+
+    base = tiny("byol-digits-sts", steps=2)
+    variants = {name: replace(base.training.smoothing, momentum=m) for name, m in (("one", 0.9), ("two", 0.1))}
+    recipe = ComparisonConfig(pipeline=base, variants=variants)
+    monkeypatch.setattr(launcher, "run_lock", lambda folder: run_lock(folder, patience_seconds=0.3))
+    with run_lock(recipe.folder / "two"), pytest.raises(UsageError, match="two is being written to by another run"):
+        launch(jobs_of(recipe), name=recipe.run_name, folder=recipe.folder)
+    assert not (recipe.folder / "two" / "checkpoints").exists()
+
+
 def test_two_writers_of_one_folder_are_kept_apart(tmp_path: Path) -> None:
     with run_lock(tmp_path), pytest.raises(UsageError, match="another run"), run_lock(tmp_path, patience_seconds=0.3):
         pass
@@ -136,6 +157,29 @@ def test_evaluate_adds_what_is_missing_and_refuses_to_change_the_training(tiny: 
     assert found == {("knn", "teacher"), ("knn", "student"), ("linear", "teacher")}
     with pytest.raises(UsageError, match="a finished training cannot be changed"):
         evaluate_folder(str(folder), ["--smoothing.momentum", "0.1"])
+
+
+def test_student_and_teacher_are_shown_each_corrupted_image_in_one_pass(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sts_pipelines import robustness
+
+    shown: list[tuple[str, ...]] = []
+    real = robustness.evaluate_cell
+
+    def counting(models: dict[str, torch.nn.Module], *rest: object, **options: object) -> object:
+        shown.append(tuple(models))
+        return real(models, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(robustness, "evaluate_cell", counting)
+    monkeypatch.setattr(robustness, "cells_of", lambda source: [("contrast", 1), ("brightness", 1)])
+    pipeline = tiny("byol-digits-tma", steps=2)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("imagenet-c",)))
+    folder = run(pipeline)
+    assert shown == [("teacher", "student")] * 2
+    found = {(e["evaluation"], e["network"]) for e in read_results(folder).entries}
+    assert found == {("imagenet-c", "teacher"), ("imagenet-c", "student")}
+    assert (folder / "imagenet-c-teacher.npz").is_file()
 
 
 def test_export_writes_a_backbone_that_another_library_reads(tiny: Tiny, tmp_path: Path) -> None:

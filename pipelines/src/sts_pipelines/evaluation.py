@@ -1,10 +1,10 @@
 """Measuring a finished run: both networks, every evaluation asked for, results added to its results.json.
 
 All ranks call `evaluate_run` and share the work; rank 0 writes. An evaluation that is in results.json already, under
-the same settings and for the same training step, is not repeated, so a killed run only does what is missing.
+the same settings, is not repeated, so a killed run only does what is missing.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,7 @@ def evaluate_run(
         raise UsageError(f"{folder} has no finished networks: let sts run finish the training first")
     evaluator = _Evaluator(folder, results, pipeline, device, teacher)
     for evaluation in pipeline.evaluation.after_training:
-        for network in pipeline.evaluation.networks if teacher is None else ("teacher",):
-            evaluator.evaluate(evaluation, network)
+        evaluator.evaluate(evaluation, pipeline.evaluation.networks if teacher is None else ("teacher",))
     if pipeline.training.track_drift and _rank() == 0:
         add_entries(results, read_drift(folder, epochs=None).entries(), run=results.name)
     if dist.is_initialized():
@@ -80,17 +79,17 @@ class _Evaluator:
         self._probes: dict[str, LinearProbeResult] = {}
         self._data: tuple[Any, Any] | None = None
 
-    def evaluate(self, evaluation: str, network: str) -> None:
-        measure: Mapping[str, Callable[[str], Entries]] = {
-            "linear": self._linear,
-            "knn": self._knn,
-            "few-labels": self._few_labels,
-            "imagenet-c": self._imagenet_c,
-            "voc": self._voc,
-        }
+    def evaluate(self, evaluation: str, networks: Sequence[str]) -> None:
+        """Measure those of `networks` that have no result yet, together where the images cost more than the network."""
+        alone: Mapping[str, Callable[[str], Entries]] = {"linear": self._linear, "knn": self._knn, "voc": self._voc}
         settings = settings_of(evaluation, self.config)
-        if not is_done(self.results, evaluation, network, settings):
-            write_entries(self.results, measure[evaluation](network), settings)
+        missing = [network for network in networks if not is_done(self.results, evaluation, network, settings)]
+        if evaluation in alone:
+            for network in missing:
+                write_entries(self.results, alone[evaluation](network), settings)
+        elif missing:
+            together = self._few_labels if evaluation == "few-labels" else self._imagenet_c
+            write_entries(self.results, together(missing), settings)
 
     @property
     def data(self) -> tuple[Any, Any]:
@@ -143,32 +142,35 @@ class _Evaluator:
     def _knn(self, network: str) -> Entries:
         return nearest_neighbours(*self._features_of(network), self.config.knn, device=self.device).entries(network)
 
-    def _few_labels(self, network: str) -> Entries:
-        """The classifier itself at every checkpoint that was kept, shared out among the ranks."""
-        mine = evaluate_checkpoints(self._classifiers(network), self.data[1], self.config.features, device=self.device)
-        records = gather(mine)
+    def _few_labels(self, networks: Sequence[str]) -> Entries:
+        """The classifiers themselves at every checkpoint that was kept, shared out among the ranks."""
+        models = self._classifiers(networks)
+        records = gather(evaluate_checkpoints(models, self.data[1], self.config.features, device=self.device))
         return [entry for result in few_labels(records) for entry in result.entries()]
 
-    def _classifiers(self, network: str) -> Iterator[tuple[int, dict[str, nn.Module]]]:
+    def _classifiers(self, networks: Sequence[str]) -> Iterator[tuple[int, dict[str, nn.Module]]]:
         training = self.pipeline.training
         method = build_method(training.method, seed=training.seed).to(self.device)
+        models = {network: method.teacher if network == "teacher" else method.student for network in networks}
         store = CheckpointStore(self.folder / "checkpoints")
         for step in store.steps()[_rank() :: _world_size()]:
             method.load_state_dict(read_checkpoint(store.path(step))["method"])
-            yield step, {network: method.teacher if network == "teacher" else method.student}
+            yield step, models
 
-    def _imagenet_c(self, network: str) -> Entries:
-        """The mean over all corruptions and severities of the backbone with its linear classifier."""
+    def _imagenet_c(self, networks: Sequence[str]) -> Entries:
+        """The mean over all corruptions and severities of the backbones with their linear classifiers, in one pass."""
         from sts_pipelines.robustness import corruption_results
 
-        data = self.pipeline.training.data
-        model = self._probe(network).with_backbone(self._backbone(network)).to(self.device)
-        result = corruption_results(model, data, self.config, device=self.device)
-        outcomes = f"imagenet-c-{network}.npz"
-        if _rank() == 0:
-            self.results.mkdir(parents=True, exist_ok=True)
-            result.save_outcomes(self.results / outcomes)
-        return [result.results_entry(network=network, outcomes=outcomes)]  # type: ignore[arg-type]
+        models = {name: self._probe(name).with_backbone(self._backbone(name)).to(self.device) for name in networks}
+        results = corruption_results(models, self.pipeline.training.data, self.config, device=self.device)
+        entries = []
+        for network, result in results.items():
+            outcomes = f"imagenet-c-{network}.npz"
+            if _rank() == 0:
+                self.results.mkdir(parents=True, exist_ok=True)
+                result.save_outcomes(self.results / outcomes)
+            entries.append(result.results_entry(network=network, outcomes=outcomes))  # type: ignore[arg-type]
+        return entries
 
     def _voc(self, network: str) -> Entries:
         """Fine-tuning of a detector; all ranks train together."""
@@ -183,7 +185,7 @@ def settings_of(evaluation: str, config: EvaluationConfig) -> str:
     parts: dict[str, Any] = {"linear": config.linear, "knn": config.knn, "voc": config.voc}
     chosen = to_dict(parts[evaluation]) if evaluation in parts else {}
     if evaluation == "imagenet-c":
-        chosen = to_dict(config.linear) | {"root": config.imagenet_c_root}
+        chosen = to_dict(config.linear) | {"root": config.imagenet_c_root, "severities": list(config.severities)}
     return digest({"evaluation": evaluation, **chosen})
 
 
@@ -199,6 +201,15 @@ def is_done(results: Path, evaluation: str, network: str, settings: str) -> bool
     return done[0]
 
 
+def is_evaluated(results: Path, config: EvaluationConfig) -> bool:
+    """Whether results.json holds everything that the config asks for."""
+    return all(
+        is_done(results, evaluation, network, settings_of(evaluation, config))
+        for evaluation in config.after_training
+        for network in config.networks
+    )
+
+
 def write_entries(results: Path, entries: Entries, settings: str) -> None:
     """Add entries to results.json, on rank 0."""
     if _rank() == 0:
@@ -209,8 +220,6 @@ def write_entries(results: Path, entries: Entries, settings: str) -> None:
 def measure_of(pipeline: PipelineConfig, metric: str) -> Callable[[nn.Module], dict[str, float]]:
     """A function from the method in training to `{metric: value}`, for knn/NETWORK/top1 and few-labels/NETWORK/top1."""
     evaluation, network, _ = metric.split("/")
-    if evaluation not in ("knn", "few-labels"):
-        raise UsageError(f"a search ranks trials by knn/... or few-labels/..., got {metric}: set sweep.metric to one")
     train, test = evaluation_data(pipeline.training.data)
     config = pipeline.evaluation
 

@@ -1,5 +1,6 @@
 """Where corrupted images come from for a dataset, and one pass over them shared out among the ranks."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,12 @@ def corruption_source(data: DataConfig, config: EvaluationConfig) -> Any:
 
 
 def corruption_results(
-    model: nn.Module, data: DataConfig, config: EvaluationConfig, *, device: torch.device
-) -> CorruptionResult:
-    """Accuracy on every cell; each rank takes every n-th cell, and all of them get the whole result."""
+    models: Mapping[str, nn.Module], data: DataConfig, config: EvaluationConfig, *, device: torch.device
+) -> dict[str, CorruptionResult]:
+    """Accuracy of all models on every cell, each image read or made once for all of them.
+
+    Each rank takes every n-th cell, and all ranks get the whole result.
+    """
     source = corruption_source(data, config)
     mean, std = STATISTICS.get(data.dataset, IMAGENET_STATISTICS)
     settings = CorruptionConfig(
@@ -52,16 +56,13 @@ def corruption_results(
         std=(std[0], std[1], std[2]),
     )
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    shown = Resized(model, data.image_size)
-    mine = [
-        evaluate_cell({"model": shown}, source, *cell, settings, device=device)
-        for cell in cells_of(source)[rank::world_size]
-    ]
+    shown = {name: Resized(model, data.image_size) for name, model in models.items()}
+    mine = [evaluate_cell(shown, source, *cell, settings, device=device) for cell in cells_of(source)[rank::world_size]]
     parts = [mine]
     if world_size > 1:
         parts = [[] for _ in range(world_size)]
         dist.all_gather_object(parts, mine)
-    return merge_cells([cell for part in parts for cell in part])["model"]
+    return merge_cells([cell for part in parts for cell in part])
 
 
 class Resized(nn.Module):
