@@ -1,20 +1,26 @@
 """The training loop's `Runtime` in a pipeline: that of sts-methods, and trackers."""
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from sts_methods.runtime import LocalRuntime, RunPlan
+from sts_pipelines.errors import RunError
 from sts_pipelines.progress import write_plan
 from sts_pipelines.storage import Mirror
 from sts_pipelines.tracking import Tracker
 
 
 class ProcessRuntime(LocalRuntime):
-    """Runs in this process; rank 0 also tells the trackers, and leaves a note for whoever watches the folder."""
+    """Runs in this process; rank 0 also tells the trackers, and leaves a note for whoever watches the folder.
+
+    `leads_machine` is true for one rank of every machine: the one that copies from the storage.
+    """
 
     def __init__(
         self,
@@ -23,6 +29,7 @@ class ProcessRuntime(LocalRuntime):
         label: str = "",
         trackers: Sequence[Tracker] = (),
         mirror: Mirror | None = None,
+        leads_machine: bool = True,
         device: torch.device | None = None,
         progress: bool = True,
     ) -> None:
@@ -30,12 +37,33 @@ class ProcessRuntime(LocalRuntime):
         self.label = label
         self.trackers = list(trackers) if self.rank == 0 else []
         self.mirror = mirror
+        self.leads_machine = leads_machine
         self._pushing: threading.Thread | None = None
 
     def restore(self) -> dict[str, Any] | None:
+        self.fetch()
+        return super().restore()
+
+    def fetch(self) -> None:
+        """Bring what is in the storage, if the run has one, to the machines of all ranks."""
         if self.mirror is not None and self.rank == 0:
             self.mirror.pull()
-        return super().restore()
+        self.share()
+
+    def share(self) -> None:
+        """Bring rank 0's run folder to the other machines, by way of the storage: one rank on each takes it."""
+        if self.mirror is None:
+            return
+        if self.rank == 0:
+            self.mirror.push()
+        self._wait_for_all()
+        if self.leads_machine and self.rank != 0:
+            self.mirror.pull()
+        self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
 
     def start(self, plan: RunPlan) -> None:
         super().start(plan)
@@ -60,7 +88,10 @@ class ProcessRuntime(LocalRuntime):
     def _push(self) -> None:
         assert self.mirror is not None
         self.checkpoints.wait()
-        self.mirror.push()
+        try:
+            self.mirror.push()
+        except RunError as error:  # the next checkpoint takes along what is missing
+            warnings.warn(str(error), UserWarning, stacklevel=2)
 
     def close(self) -> None:
         for tracker in self.trackers:

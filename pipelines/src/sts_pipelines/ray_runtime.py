@@ -5,8 +5,6 @@ that one learns of a checkpoint only when the controller next polls, so the newe
 Ray is told the metrics of a step only where a checkpoint is due, because every report waits for that poll too.
 """
 
-import tempfile
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,8 @@ from typing import Any
 import ray.train
 import ray.train.torch
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from sts_methods.checkpoint import CheckpointError, read_checkpoint
 from sts_methods.runtime import RunPlan
 from sts_pipelines.process_runtime import ProcessRuntime
 from sts_pipelines.storage import Mirror
@@ -42,7 +38,15 @@ class RayRuntime(ProcessRuntime):
         mirror: Mirror | None = None,
         measure: Measure | None = None,
     ) -> None:
-        super().__init__(folder, label=label, trackers=trackers, mirror=mirror, device=worker_device(), progress=False)
+        super().__init__(
+            folder,
+            label=label,
+            trackers=trackers,
+            mirror=mirror,
+            leads_machine=ray.train.get_context().get_local_rank() == 0,
+            device=worker_device(),
+            progress=False,
+        )
         self.measure = measure
         self._method: nn.Module | None = None
         self._total_steps = 0
@@ -50,33 +54,6 @@ class RayRuntime(ProcessRuntime):
     def wrap(self, module: nn.Module) -> nn.Module:
         self._method = module
         return super().wrap(module)
-
-    def restore(self) -> dict[str, Any] | None:
-        """The newest intact checkpoint; rank 0 chooses, so that a damaged one cannot split the group."""
-        if self.mirror is not None and self.rank == 0:
-            self.mirror.pull()
-        chosen: list[int | None] = [self._newest_intact() if self.rank == 0 else None]
-        if self.world_size > 1:
-            dist.broadcast_object_list(chosen, src=0)
-        return None if chosen[0] is None else self._read(chosen[0])
-
-    def _read(self, step: int) -> dict[str, Any]:
-        path = self.checkpoints.path(step)
-        if self.mirror is None or path.is_dir():
-            return read_checkpoint(path)
-        with tempfile.TemporaryDirectory() as folder:  # another node than rank 0's
-            self.mirror.pull(f"checkpoints/{path.name}", to=Path(folder))
-            return read_checkpoint(folder)
-
-    def _newest_intact(self) -> int | None:
-        for step in reversed(self.checkpoints.steps()):
-            try:
-                read_checkpoint(self.checkpoints.path(step))
-            except (CheckpointError, RuntimeError) as error:
-                warnings.warn(f"skipped a damaged checkpoint: {error}", UserWarning, stacklevel=2)
-            else:
-                return step
-        return None
 
     def start(self, plan: RunPlan) -> None:
         super().start(plan)

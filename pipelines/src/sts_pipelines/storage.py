@@ -5,13 +5,15 @@ copies what changed after every checkpoint, tensors before the manifest that vou
 a resume.
 """
 
+import contextlib
 import hashlib
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sts_pipelines.errors import UsageError
+from sts_pipelines.errors import RunError, UsageError
 
 
 def is_uri(path: str) -> bool:
@@ -42,35 +44,49 @@ class Mirror:
         self._known: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
-    def pull(self, below: str = "", *, to: Path | None = None) -> None:
-        """Copy what is at the URI (below a name) into the local folder, or into another."""
+    def pull(self) -> None:
+        """Copy what is at the URI into the local folder."""
         from pyarrow import fs
 
-        target = to or self.folder
-        selector = fs.FileSelector(f"{self.root}/{below}".rstrip("/"), recursive=True, allow_not_found=True)
-        for info in self.files.get_file_info(selector):
-            if info.type == fs.FileType.File:
-                place = target / Path(info.path).relative_to(Path(self.root) / below)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                self._copy(self.files, info.path, fs.LocalFileSystem(), str(place))
-                self._known[self._name(place)] = self._stamp(place) if to is None else (0, 0)
+        selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
+        with self._one_line_errors("from"):
+            for info in self.files.get_file_info(selector):
+                if info.type == fs.FileType.File:
+                    place = self.folder / Path(info.path).relative_to(self.root)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    self._copy(self.files, info.path, fs.LocalFileSystem(), str(place))
+                    self._known[self._name(place)] = self._stamp(place)
 
     def push(self) -> None:
-        """Copy what changed since the last push, and remove what is gone."""
-        from pyarrow import fs
-
-        with self._lock:
-            present = {self._name(path): path for path in self.folder.rglob("*") if path.is_file()}
-            changed = [name for name, path in present.items() if self._known.get(name) != self._stamp(path)]
-            for name in sorted(changed, key=lambda name: name.endswith("manifest.json")):
-                if Path(name).name.startswith(".") or any(part.startswith(".") for part in Path(name).parts):
-                    continue  # partial files and locks stay here
-                self.files.create_dir(f"{self.root}/{Path(name).parent}", recursive=True)
-                stamp = self._stamp(present[name])
-                self._copy(fs.LocalFileSystem(), str(present[name]), self.files, f"{self.root}/{name}")
-                self._known[name] = stamp
+        """Copy what changed since the last push, and remove what is gone; partial files and locks stay here."""
+        with self._lock, self._one_line_errors("to"):
+            paths = [path for path in self.folder.rglob("*") if path.is_file()]
+            present = {self._name(path): path for path in paths}
+            for name in sorted(present, key=lambda name: name.endswith("manifest.json")):
+                if not any(part.startswith(".") for part in Path(name).parts):
+                    with contextlib.suppress(FileNotFoundError):  # an old checkpoint that was removed just now
+                        self._push_file(name, present[name])
             for name in [name for name in self._known if name not in present]:
                 self._remove(name)
+
+    def _push_file(self, name: str, path: Path) -> None:
+        from pyarrow import fs
+
+        stamp = self._stamp(path)
+        if self._known.get(name) != stamp:
+            self.files.create_dir(f"{self.root}/{Path(name).parent}", recursive=True)
+            self._copy(fs.LocalFileSystem(), str(path), self.files, f"{self.root}/{name}")
+            self._known[name] = stamp
+
+    @contextlib.contextmanager
+    def _one_line_errors(self, direction: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = " ".join(str(error).split())
+            raise RunError(
+                f"cannot copy the run {direction} {self.root} ({reason}): the same command goes on"
+            ) from error
 
     def _remove(self, name: str) -> None:
         del self._known[name]
@@ -85,7 +101,7 @@ class Mirror:
         fs.copy_files(old, new, source_filesystem=source, destination_filesystem=target)
 
     def _name(self, path: Path) -> str:
-        return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else path.name
+        return path.relative_to(self.folder).as_posix()
 
     @staticmethod
     def _stamp(path: Path) -> tuple[int, int]:
@@ -94,8 +110,8 @@ class Mirror:
 
 
 def mirror_of(storage_path: str, folder: Path) -> Mirror | None:
-    """The copy of a run folder, if its storage is a URI."""
-    if not is_uri(storage_path):
-        return None
+    """The copy of a run folder, if its storage is a URI and the folder was not moved elsewhere since."""
     root = local_folder(storage_path, "")
+    if not is_uri(storage_path) or not folder.is_relative_to(root):
+        return None
     return Mirror(f"{storage_path.rstrip('/')}/{folder.relative_to(root).as_posix()}", folder)
