@@ -45,9 +45,8 @@ def tiny(tmp_path: Path) -> Callable[..., PipelineConfig]:
     def build(name: str, *, num_workers: int = 0, storage: Path = tmp_path, **changes: Any) -> PipelineConfig:
         pipeline = CATALOG[name].build()
         assert isinstance(pipeline, PipelineConfig)
-        data = replace(pipeline.training.data, image_size=8)
         settings: dict[str, Any] = {"steps": 6, "epochs": None, "checkpoint_every_steps": 2, "log_every_steps": 1}
-        settings |= {"verify_ranks_every_steps": 2, "data": data, "on_collapse": "warn"} | changes
+        settings |= {"verify_ranks_every_steps": 2} | changes
         training = replace(pipeline.training, **settings)
         cluster = replace(
             pipeline.cluster, num_workers=num_workers, use_gpu=False, cpus_per_worker=1.0, storage_path=str(storage)

@@ -1,5 +1,6 @@
 """Ray Tune over Ray Train: a killed sweep resumed, and a search that stops trials early without leaking anything."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from sts_pipelines.sweep import run_sweep
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(3600),  # on a machine that does much else
     # Ray warns about its own deprecated settings and leaves sockets to the garbage collector.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning"),
 ]
@@ -42,34 +43,32 @@ def test_a_search_stops_trials_and_frees_what_they_held(
     assert finished
     assert len(finished) + len(stopped) == 4
     assert all(outcome.stopped_at < 8 for outcome in stopped if outcome.stopped_at is not None)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while ray.available_resources().get("CPU") != 3.0 and time.monotonic() < deadline:
         time.sleep(0.5)
     assert ray.available_resources().get("CPU") == 3.0
 
 
 def test_a_killed_sweep_finishes_only_what_is_missing(tmp_path: Path, processes_below: Below) -> None:
-    flags = ["--steps", "4", "--data.image-size", "8", "--log-every-steps", "1", "--evaluation.after-training", "knn"]
+    flags = ["--steps", "4", "--log-every-steps", "1", "--evaluation.after-training", "knn"]
     flags += ["--sweep.momenta", "0,0.9", "--sweep.preserve-probabilities", "0,0.5", "--sweep.cells-per-trial", "2"]
-    flags += ["--cluster.num-workers", "1", "--cluster.storage-path", str(tmp_path)]
-    command = [sys.executable, "-m", "sts_pipelines.main", "sweep", "byol-digits-p-by-m", "--sweep.max-concurrent", "1"]
-    driver = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 400
-    while not (first := list(tmp_path.glob("*/*/finished.json"))) and time.monotonic() < deadline:
-        assert driver.poll() is None
+    flags += ["--cluster.num-workers", "1", "--cluster.storage-path", str(tmp_path / "runs")]
+    flags += ["--sweep.metric", "knn/teacher/top1", "--sweep.max-concurrent", "1"]
+    command = [sys.executable, "-m", "sts_pipelines.main", "sweep", "byol-digits-p-by-m", *flags]
+    with (tmp_path / "stderr.txt").open("wb") as errors:
+        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+    while not (first := list(tmp_path.glob("runs/*/*/finished.json"))):
+        assert driver.poll() is None, (tmp_path / "stderr.txt").read_text()[-2000:]
         time.sleep(0.1)
-    cluster = list(processes_below(driver.pid))
-    for pid in (driver.pid, *cluster):
-        try:
+    for pid in (driver.pid, *processes_below(driver.pid)):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
     driver.wait()
     before = {path: path.stat().st_mtime_ns for path in first}
-    again = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr[-2000:]
     assert "0 finished before" not in again.stdout
-    (folder,) = tmp_path.iterdir()
+    (folder,) = (tmp_path / "runs").iterdir()
     assert len(list(folder.glob("*/finished.json"))) == 4
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (folder / "sweep.csv").read_text().count("\n") == 5

@@ -20,7 +20,9 @@ EIGHT_GPUS = ClusterConfig(num_workers=8, cpus_per_worker=8.0)  # paper: 8 RTX 2
 ONE_CPU = ClusterConfig(num_workers=1, use_gpu=False, cpus_per_worker=1.0)
 ONE_GPU = ClusterConfig(num_workers=1, cpus_per_worker=8.0)
 TWO_CPUS = ClusterConfig(num_workers=2, use_gpu=False, cpus_per_worker=1.0)
-SMALL_BACKBONE = "test_resnet"  # timm's smallest ResNet: 0.4 M weights in four stages
+# timm's smallest ResNet: 0.4 M weights in four stages. Its ImageNet stem makes minutes of hours on 32 pixels, and on
+# digits leaves room to learn: with a CIFAR stem a linear probe of the untrained network is right for 93 % of them.
+SMALL_BACKBONE = "test_resnet"
 
 Dataset = Literal["digits", "cifar10"]
 
@@ -147,7 +149,7 @@ def byol_small(name: str, *, dataset: Dataset, m: float, p: float) -> PipelineCo
     """
     digits = dataset == "digits"
     training = TrainingConfig(
-        method=ByolConfig(backbone=SMALL_BACKBONE, stem=_stem(dataset), hidden_dim=256, projection_dim=64),
+        method=ByolConfig(backbone=SMALL_BACKBONE, hidden_dim=256, projection_dim=64),
         smoothing=byol_teacher(m, p),
         data=_small_data(dataset, "byol"),
         optimizer=OptimizerConfig(lr=1.2 if digits else 0.4, warmup_epochs=1.0),
@@ -162,7 +164,7 @@ def moco_small(name: str, *, dataset: Dataset, m: float, p: float) -> PipelineCo
     """MoCo for a laptop: a queue of eight batches, a teacher that remembers four times as long, two groups of norms."""
     batch = 64 if dataset == "digits" else 128
     training = TrainingConfig(
-        method=MoCoConfig(backbone=SMALL_BACKBONE, stem=_stem(dataset), dim=64, queue_size=8 * batch, bn_groups=2),
+        method=MoCoConfig(backbone=SMALL_BACKBONE, dim=64, queue_size=8 * batch, bn_groups=2),
         smoothing=byol_teacher(m, p),
         data=_small_data(dataset, "moco"),
         optimizer=OptimizerConfig(lr=0.12),
@@ -176,7 +178,7 @@ def moco_small(name: str, *, dataset: Dataset, m: float, p: float) -> PipelineCo
 def fixmatch_small(name: str, *, dataset: Dataset, labels: int, m: float, p: float) -> PipelineConfig:
     """FixMatch for a laptop: batches of 16 labelled and 64 unlabelled images, and a lower bar for pseudo-labels."""
     training = TrainingConfig(
-        method=FixMatchConfig(backbone=SMALL_BACKBONE, stem=_stem(dataset), num_classes=10, threshold=0.9),
+        method=FixMatchConfig(backbone=SMALL_BACKBONE, stem="imagenet", num_classes=10, threshold=0.9),
         smoothing=fixmatch_teacher(m, p),
         data=replace(_small_data(dataset, "fixmatch"), num_labels=labels, unlabelled_ratio=4),
         optimizer=OptimizerConfig(
@@ -203,13 +205,8 @@ _SMALL: dict[str, Any] = {
 }
 
 
-def _stem(dataset: Dataset) -> Literal["imagenet", "cifar"]:
-    # On CIFAR's 32 pixels the ImageNet stem costs a sixteenth, which is what makes minutes of hours.
-    return "cifar" if dataset == "digits" else "imagenet"
-
-
 def _small_data(dataset: Dataset, recipe: Literal["byol", "moco", "fixmatch"]) -> DataConfig:
-    return DataConfig(dataset=dataset, image_size=8 if dataset == "digits" else 32, recipe=recipe)
+    return DataConfig(dataset=dataset, image_size=12 if dataset == "digits" else 32, recipe=recipe)
 
 
 def _small_steps(dataset: Dataset) -> int:
