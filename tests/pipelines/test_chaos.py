@@ -116,6 +116,6 @@ def test_killed_drivers_and_clusters_and_a_torn_checkpoint_change_no_bit(
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert len((folder_of(chaotic) / "metrics.jsonl").read_text().splitlines()) == STEPS
-    for storage in (calm, chaotic):  # nothing but the run folder was written
+    for storage in (calm, chaotic):  # nothing was written but the run folder, and compiled kernels for all runs to come
         assert [path.name for path in (storage / "runs").iterdir()] == [folder_of(storage).name]
-        assert list((storage / "home").rglob("*")) == []
+        assert {path.name for path in (storage / "home").iterdir()} <= {".cache"}

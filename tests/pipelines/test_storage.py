@@ -1,6 +1,8 @@
 """Runs whose storage is a URI: what is there after a run, and a resume on a machine that has nothing."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +10,13 @@ import pytest
 import torch
 
 from sts_methods.checkpoint import read_checkpoint
-from sts_pipelines.errors import UsageError
-from sts_pipelines.pipeline import PipelineConfig
+from sts_pipelines.errors import RunError, UsageError
+from sts_pipelines.launcher import Job, train_job
+from sts_pipelines.pipeline import PipelineConfig, plain_of
+from sts_pipelines.process_runtime import ProcessRuntime
 from sts_pipelines.running import run_recipe
 from sts_pipelines.storage import Mirror, is_uri, local_folder
+from sts_pipelines.yaml_text import write_yaml
 
 Tiny = Callable[..., PipelineConfig]
 
@@ -61,6 +66,45 @@ def test_a_run_in_a_uri_is_resumed_where_nothing_is_left(tiny: Tiny, tmp_path: P
     expected = read_checkpoint(calm.folder / "checkpoints" / "step-00000006")["method"]
     found = read_checkpoint(remote / "checkpoints" / "step-00000006")["method"]
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def train_on_two_machines(tmp_path: Path, config: Path) -> None:
+    script = Path(__file__).parent / "one_of_two_machines.py"
+    rendezvous = tmp_path / "rendezvous"
+    rendezvous.unlink(missing_ok=True)
+    shared = [str(rendezvous), str(config), f"file://{tmp_path / 'bucket'}"]
+    commands = [[sys.executable, str(script), str(rank), *shared, str(tmp_path / f"machine{rank}")] for rank in (0, 1)]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+
+
+def test_machines_that_share_nothing_but_a_uri_resume_and_evaluate_together(tiny: Tiny, tmp_path: Path) -> None:
+    config = tmp_path / "two.yaml"
+    config.write_text(write_yaml(plain_of(tiny("fixmatch-digits-sts", num_workers=2, steps=4))))
+    train_on_two_machines(tmp_path, config)
+    newest = Path("checkpoints") / "step-00000004"
+    assert (tmp_path / "bucket" / "results.json").is_file()
+    assert (tmp_path / "machine1" / newest).is_dir()  # evaluated there as well
+    shutil.rmtree(tmp_path / "machine1")  # replaced by another machine
+    shutil.rmtree(tmp_path / "bucket" / newest)  # which the bucket never got
+    (tmp_path / "bucket" / "results.json").unlink()
+    train_on_two_machines(tmp_path, config)
+    expected, found = (read_checkpoint(tmp_path / place / newest)["method"] for place in ("machine0", "machine1"))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert (tmp_path / "bucket" / "results.json").is_file()
+
+
+def test_storage_that_fails_in_training_is_a_warning_and_at_the_end_one_line(tiny: Tiny, tmp_path: Path) -> None:
+    pipeline = tiny("byol-digits-sts", steps=4)
+    (tmp_path / "bucket").touch()  # a file: nothing can be copied into it
+    runtime = ProcessRuntime(tmp_path / "run", mirror=Mirror(f"file://{tmp_path / 'bucket'}", tmp_path / "run"))
+    runtime.folder.mkdir()
+    (runtime.folder / "file").touch()
+    with pytest.warns(UserWarning, match="cannot copy the run to"):
+        runtime._push()
+    with pytest.raises(RunError, match="the same command goes on"):
+        train_job(Job(label="x", pipeline=pipeline, folder=runtime.folder), runtime)
 
 
 def test_a_uri_that_nothing_opens_is_a_mistake_of_one_line(tmp_path: Path) -> None:

@@ -46,7 +46,11 @@ def read_run(folder: str, overrides: Sequence[str] = ()) -> PipelineConfig:
 
 
 def evaluate_folder(folder: str, overrides: Sequence[str]) -> None:
-    """Evaluate the networks of a run, on its GPUs if it had several and else in this process, and print its table."""
+    """Evaluate the networks of a run and print its table.
+
+    By Ray Train workers where `--cluster.num-workers` asks for them and where the run had several GPUs, since what was
+    trained on many GPUs is large; else in this process.
+    """
     from sts_methods.runtime import default_device
 
     pipeline = read_run(folder, overrides)
@@ -54,7 +58,8 @@ def evaluate_folder(folder: str, overrides: Sequence[str]) -> None:
     if to_dict(pipeline.training) | {"data": None} != before | {"data": None}:
         raise UsageError("a finished training cannot be changed: override evaluation.* and data.* only")
     path = Path(folder).absolute()
-    if pipeline.cluster.use_gpu and pipeline.cluster.num_workers > 1:  # what was trained on many GPUs is large
+    asked = any(override.startswith("--cluster.num-workers") for override in overrides)
+    if pipeline.cluster.num_workers > (0 if asked else 1) and (asked or pipeline.cluster.use_gpu):
         launch([Job(label=path.name, pipeline=pipeline, folder=path, train=False)], name=path.name, folder=path)
     else:
         evaluate_run(path, pipeline, device=default_device())

@@ -7,7 +7,8 @@ import argparse
 
 EXAMPLES = """  sts evaluate runs/byol-imagenet-200ep-sts-1a2b3c4d --only linear,imagenet-c
   sts evaluate runs/byol-imagenet-200ep-sts-1a2b3c4d --only voc --evaluation.voc.data-root /data/VOCdevkit
-  sts evaluate runs/byol-digits-sts-1a2b3c4d --only linear --evaluation.linear.solver lbfgs"""
+  sts evaluate runs/byol-digits-sts-1a2b3c4d --only linear --evaluation.linear.solver lbfgs
+  sts evaluate runs/byol-cifar10-sts-1a2b3c4d --only imagenet-c --cluster.num-workers 2   # by Ray Train workers"""
 TAKES_OVERRIDES = True
 
 
