@@ -4,10 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from sts_core import SmoothingConfig
+from sts_eval import extract_features, linear_probe
+from sts_methods import LocalRuntime, build_method, evaluation_data, fit
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.main import build_parser, split_overrides
+from sts_pipelines.main import build_parser, main, split_overrides
 from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig, SweepConfig, base_of, plain_of
 from sts_pipelines.resolve import resolve
 from sts_pipelines.schema import from_dict, to_dict
@@ -126,3 +129,36 @@ def test_a_smoothing_is_typed_and_not_a_dict() -> None:
     recipe = resolve("quickstart", ["--variants.sts.momentum", "0.5"])
     assert isinstance(recipe, ComparisonConfig)
     assert recipe.variants["sts"] == SmoothingConfig(momentum=0.5, preserve_probability=0.7, buffers="keep")
+
+
+SMALL = [name for name, entry in CATALOG.items() if "digits" in name or name == "quickstart"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_a_command_on_embedded_data_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = 22 if name == "byol-digits-drift" else 1  # an epoch, which is what a drift is measured over
+    flags = ["--steps", str(steps), "--log-every-steps", "1", "--cluster.num-workers", "0"]
+    flags += ["--cluster.storage-path", str(tmp_path)]
+    if CATALOG[name].verb == "sweep":
+        flags += ["--sweep.cells", ""] if name == "byol-digits-granularity" else []
+        flags += ["--sweep.momenta", "0.9", "--sweep.preserve-probabilities", "0,0.5"]
+    assert main([CATALOG[name].verb, name, *flags]) == 0
+    assert "report: " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["byol-digits-sts", "moco-digits-tma", "moco-digits-sts"])
+def test_a_teacher_of_digits_beats_the_untrained_network(name: str, tmp_path: Path) -> None:
+    pipeline = CATALOG[name].build()
+    assert isinstance(pipeline, PipelineConfig)
+    untrained = build_method(pipeline.training.method, seed=0).backbone("teacher")
+    trained = fit(pipeline.training, LocalRuntime(tmp_path, progress=False)).backbone("teacher")
+    before, after = (linear_top1(backbone, pipeline) for backbone in (untrained, trained))
+    assert after > before + 3, f"{name}: {after:.1f} % after training, {before:.1f} % before"
+
+
+def linear_top1(backbone: nn.Module, pipeline: PipelineConfig) -> float:
+    train, test = (extract_features(backbone, split) for split in evaluation_data(pipeline.training.data))
+    entries = linear_probe(train, test, pipeline.evaluation.linear).entries("teacher")
+    return float(next(entry["value"] for entry in entries if (entry["metric"], entry["which"]) == ("top1", "last")))

@@ -1,6 +1,7 @@
 """The command line: quick where it must be, one line and exit code 2 for every mistake."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -121,17 +122,20 @@ def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
-def test_every_example_of_a_verb_parses(verb: object) -> None:
+def test_every_example_of_a_verb_is_understood(verb: object) -> None:
     from sts_pipelines.main import split_overrides
+    from sts_pipelines.resolve import resolve
 
     _, parsers = build_parser()
     lines = [line for line in verb.module.EXAMPLES.splitlines() if line.startswith("  sts ")]  # type: ignore[attr-defined]
     assert lines
     for line in lines:
-        words = line.partition(">")[0].replace("'", "").split()
+        words = re.split("[>#]", line)[0].replace("'", "").split()
         assert words[:2] == ["sts", verb.name]  # type: ignore[attr-defined]
-        own, _ = split_overrides(words[2:], parsers[words[1]])
-        assert parsers[words[1]].parse_args(own) is not None
+        own, overrides = split_overrides(words[2:], parsers[words[1]])
+        arguments = parsers[words[1]].parse_args(own)
+        if words[1] in ("run", "show", "check", "sweep") and not arguments.pipeline.endswith(".yaml"):
+            assert resolve(arguments.pipeline, overrides) is not None
 
 
 def test_every_command_of_the_readme_is_understood() -> None:
@@ -152,7 +156,6 @@ def test_every_command_of_the_readme_is_understood() -> None:
 
 def test_every_name_in_the_readme_is_in_the_catalog() -> None:
     import itertools
-    import re
 
     from sts_pipelines.catalog import CATALOG
 

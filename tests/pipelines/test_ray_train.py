@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -114,6 +115,26 @@ def test_killed_workers_change_no_bit(undisturbed: Path, tmp_path: Path, tiny: T
     assert difference(weights(job.folder, STEPS), weights(reference.folder, STEPS)) == 0.0
     steps = [line for line in (job.folder / "metrics.jsonl").read_text().splitlines() if line]
     assert len(steps) == STEPS  # what was done twice is logged once
+
+
+def test_an_elastic_run_takes_the_workers_there_are_and_keeps_the_batch(
+    ray_cluster: None, tiny: Tiny, tmp_path: Path
+) -> None:
+    settings = {"global_batch_size": 48, "steps": 4, "optimizer": OptimizerConfig(lr=0.01)}
+    pipeline = tiny("byol-digits-sts", num_workers=4, storage=tmp_path / "elastic", **settings)
+    cluster = replace(pipeline.cluster, min_workers=1)  # of four, where the session's cluster has room for three
+    pipeline = replace(pipeline, cluster=cluster, evaluation=replace(pipeline.evaluation, after_training=()))
+    job = Job(label="elastic", pipeline=pipeline, folder=pipeline.folder)
+    launch([job], name=pipeline.run_name, folder=pipeline.folder)
+    newest = job.folder / "checkpoints" / "step-00000004"
+    assert read_checkpoint(newest)["meta"]["world_size"] == 3
+    expected = weights(job.folder, 4)
+    shutil.rmtree(newest)  # two workers are lost at step 2
+    alone = replace(pipeline, cluster=replace(cluster, num_workers=0, min_workers=None))
+    with pytest.warns(UserWarning, match="resuming on 1 worker what ran on 3: the global batch is the same"):
+        launch([replace(job, pipeline=alone)], name="alone", folder=job.folder)
+    assert read_checkpoint(newest)["meta"]["world_size"] == 1
+    assert difference(weights(job.folder, 4), expected) < 2e-4
 
 
 def test_an_error_that_no_restart_can_cure_ends_the_run_in_one_sentence(

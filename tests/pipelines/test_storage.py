@@ -79,6 +79,7 @@ def train_on_two_machines(tmp_path: Path, config: Path) -> None:
     assert [process.returncode for process in processes] == [0, 0], errors
 
 
+@pytest.mark.slow
 def test_machines_that_share_nothing_but_a_uri_resume_and_evaluate_together(tiny: Tiny, tmp_path: Path) -> None:
     config = tmp_path / "two.yaml"
     config.write_text(write_yaml(plain_of(tiny("fixmatch-digits-sts", num_workers=2, steps=4))))
