@@ -1,6 +1,7 @@
 """The local cluster's surroundings: what it leaves behind and what it respects."""
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -58,6 +59,19 @@ def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch
     config = ClusterConfig(num_workers=1, address="auto")
     with pytest.raises(RunError, match=r"cannot join the Ray cluster at auto: .* instance\.$"):
         cluster.ray_cluster(config, num_cpus=1).__enter__()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_an_address_where_nobody_answers_is_one_line_at_once(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.socket() as bound:  # a port that nobody listens on, and that nobody can take meanwhile
+        bound.bind(("127.0.0.1", 0))
+        address = form.format(bound.getsockname()[1])
+        with pytest.raises(RunError, match=r"cannot join .* nothing answers there"):
+            cluster.ray_cluster(ClusterConfig(num_workers=1, address=address), num_cpus=1).__enter__()
 
 
 def test_a_joined_cluster_that_is_too_small_is_waited_for_with_a_word(

@@ -5,6 +5,7 @@ import math
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from sts_pipelines.pipeline import ClusterConfig
 # Tune's trial actor only waits for its workers, but Tune refuses to start one that asks for nothing.
 TRIAL_CPUS = 0.01
 _OBJECT_STORE_BYTES = 128 << 20  # the data goes through torch loaders, not through Ray's object store
+
+_SECONDS_TO_ANSWER = 10.0
 
 
 def prepare_environment(*, local: bool) -> None:
@@ -80,6 +83,7 @@ def _connect(config: ClusterConfig) -> None:
     """Join the cluster at `config.address`; one that is too small may grow, so the user is told what is waited for."""
     import ray
 
+    _check_reachable(str(config.address))
     try:
         ray.init(address=config.address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # no cluster there, or one of another version
@@ -95,6 +99,20 @@ def _connect(config: ClusterConfig) -> None:
                 file=sys.stderr,
                 flush=True,
             )
+
+
+def _check_reachable(address: str) -> None:
+    """Ray would knock at an address where nobody answers for ten minutes and more."""
+    host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
+    if not port.isdigit():  # "auto" and the like are Ray's own to resolve
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        raise RunError(
+            f"cannot join the Ray cluster at {address}: nothing answers there ({error}); start it (ray start --head), "
+            "or leave cluster.address out for a cluster on this machine"
+        ) from error
 
 
 def _check_gpus(config: ClusterConfig) -> None:
