@@ -71,9 +71,11 @@ def incumbents(student: nn.Module) -> dict[str, Case]:
 
 
 def ours(student: nn.Module, momentum: float, backend: str) -> dict[str, Case]:
+    teacher = make_teacher(student)  # one for all: 50 copies of a ViT-B would fill the memory
+
     def case(p: float, granularity: str) -> Case:
         config = SmoothingConfig(momentum=momentum, preserve_probability=p, granularity=granularity, buffers="keep")
-        return Smoother(student=student, teacher=make_teacher(student), config=config, seed=0, backend=backend).update
+        return Smoother(student=student, teacher=teacher, config=config, seed=0, backend=backend).update
 
     if backend == "reference":
         chosen = [("LW", 0.7), ("CW", 0.7), ("NW", 0.7), ("NW", 0.99)]

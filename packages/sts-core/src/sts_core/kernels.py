@@ -14,6 +14,7 @@ from sts_core.config import Granularity
 from sts_core.errors import ConfigError
 
 Backend = Literal["auto", "reference", "native", "triton"]
+_STEPS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,18 @@ class ReferenceKernel:
 
 def drawn_units(names: Sequence[str], rule: Rule) -> list[bool]:
     """For each tensor: whether its layer (or module) is updated at this step."""
-    if not names:
-        return []
-    tags = [masks.stream_tag(rule.granularity, unit_name(rule.granularity, name)) for name in names]
-    words = masks.unit_words(torch.tensor([masks.signed(tag) for tag in tags]), rule.step, rule.seed)
+    block, turn = divmod(rule.step, _STEPS_AT_ONCE)
+    words = _unit_words(tuple(names), rule.granularity, block, rule.seed)[turn]
     updated: list[bool] = (words >= masks.threshold(rule.preserve_probability, 32)).tolist()
     return updated
+
+
+@lru_cache(maxsize=16)
+def _unit_words(names: tuple[str, ...], granularity: Granularity, block: int, seed: int) -> Tensor:
+    """[steps, tensors]: the words of a block of steps, since drawing for many costs hardly more than for one."""
+    tags = [masks.signed(masks.stream_tag(granularity, unit_name(granularity, name))) for name in names]
+    steps = torch.arange(block * _STEPS_AT_ONCE, (block + 1) * _STEPS_AT_ONCE)
+    return masks.unit_words(torch.tensor(tags, dtype=torch.int64), steps, seed)
 
 
 def _update_channels(tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> None:

@@ -82,9 +82,9 @@ def threshold(probability: float, bits: int) -> int:
     return round(Fraction(str(probability)) * (1 << bits))
 
 
-def unit_words(tags: Tensor, step: int, seed: int) -> Tensor:
-    """One word for each stream: the draws of layers and modules."""
-    return philox(torch.zeros_like(tags), tags, step, seed)[0]
+def unit_words(tags: Tensor, steps: Tensor, seed: int) -> Tensor:
+    """[steps, streams]: one word for each, the draws of layers and modules."""
+    return philox(torch.zeros_like(tags), tags, steps[:, None], seed)[0]
 
 
 def is_sparse(probability: float) -> bool:
