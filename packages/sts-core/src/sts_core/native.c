@@ -15,7 +15,7 @@
 
 enum { TILE = 16384, CHUNK = 128, LANES = 8, GROUP = CHUNK / 4, CALLS_PER_BLOCK = TILE / 4 };
 enum { NUM_GAPS = 1024, GUIDE_SHIFT = 22 };
-enum { LINE = 16, PIECE = 128, AHEAD = 12 }; /* weights of a cache line and of a piece; pieces called for in advance */
+enum { LINE = 16, PIECE = 128, AHEAD = 12, LONG_ROW = 4096 }; /* weights; AHEAD: pieces called for in advance */
 enum { ALL, LAYER, MODULE, CHANNEL, NEURON_DENSE, NEURON_SPARSE };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { TAG_LAYER, TAG_MODULE, TAG_CHANNEL, TAG_NEURON, TAG_TIE, TAG_GAP, NUM_TAGS };
@@ -271,36 +271,39 @@ INLINE uint32_t rows_updated(uint64_t group, const Tensor *x, const Rule *r) {
 typedef struct { int64_t from, to; } Piece;
 
 /* Cuts weights from .. to into pieces, or puts them to the last piece when they follow it and both are small. */
-INLINE int add_pieces(Piece *pieces, int count, int64_t from, int64_t to) {
-    if (count && pieces[count - 1].to == from && to - pieces[count - 1].from <= PIECE) {
+INLINE int add_pieces(Piece *pieces, int count, int64_t from, int64_t to, int64_t largest) {
+    if (count && pieces[count - 1].to == from && to - pieces[count - 1].from <= largest) {
         pieces[count - 1].to = to;
         return count;
     }
-    for (; from < to; from += PIECE) pieces[count++] = (Piece){from, to - from < PIECE ? to : from + PIECE};
+    for (; from < to; from += largest) pieces[count++] = (Piece){from, to - from < largest ? to : from + largest};
     return count;
 }
 
 /* The updated rows inside the tile, counted from its first weight. */
-static int updated_pieces(Piece *pieces, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+static int updated_pieces(Piece *pieces, int64_t largest, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
     int count = 0;
     for (int64_t group = begin / x->row / GROUP; group * GROUP * x->row < end; group++) {
         for (uint32_t bits = rows_updated((uint64_t)group, x, r); bits; bits &= bits - 1) {
             int64_t row = group * GROUP + __builtin_ctz(bits), from = row * x->row, to = from + x->row;
             if (to <= begin) continue;
             if (from >= end) break;
-            count = add_pieces(pieces, count, (from > begin ? from : begin) - begin, (to < end ? to : end) - begin);
+            from = from > begin ? from - begin : 0, to = to < end ? to - begin : end - begin;
+            count = add_pieces(pieces, count, from, to, largest);
         }
     }
     return count;
 }
 
+/* Short rows are called for well in advance; in long ones the processor needs help at the beginning only. */
 static void channel_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
     Piece pieces[TILE / 2 + TILE / PIECE + 2];
-    int count = updated_pieces(pieces, begin, end, x, r);
-    for (int k = -AHEAD; k < count; k++) {
-        if (k + AHEAD < count) {
-            Piece next = pieces[k + AHEAD];
-            call_for_piece(t + next.from, next.to - next.from), call_for_piece(s + next.from, next.to - next.from);
+    int ahead = x->row < LONG_ROW ? AHEAD : 1;
+    int count = updated_pieces(pieces, x->row < LONG_ROW ? PIECE : TILE, begin, end, x, r);
+    for (int k = -ahead; k < count; k++) {
+        if (k + ahead < count) {
+            int64_t i = pieces[k + ahead].from, n = pieces[k + ahead].to - i;
+            call_for_piece(t + i, n < PIECE ? n : PIECE), call_for_piece(s + i, n < PIECE ? n : PIECE);
         }
         if (k >= 0) lerp_run(t + pieces[k].from, s + pieces[k].from, pieces[k].to - pieces[k].from, r);
     }
