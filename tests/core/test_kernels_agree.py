@@ -13,6 +13,7 @@ from sts_core.errors import ConfigError
 from sts_core.kernels import Kernel, Pair, ReferenceKernel, Rule, bind
 
 SHAPES = [(), (0,), (1,), (130,), (0, 5), (7, 3), (300, 257), (3, 20_000), (70, 33, 3, 3), (4, 3, 1, 1), (40_000, 1)]
+SHAPES += [(2, 900, 5, 5), (900, 2, 5, 5)]  # rows longer than a tile, and many in one
 FORMATS = ["contiguous", "channels_last", "transposed"]
 
 
@@ -91,8 +92,9 @@ def test_a_bank_of_teachers_is_updated_each_by_its_own_rule() -> None:
 
 @pytest.mark.parametrize("granularity", ["channel", "neuron"])
 @pytest.mark.parametrize("p", [0.7, 0.99])
-def test_one_thread_and_two_give_the_same_bits(granularity: str, p: float) -> None:
-    one = pairs_of([(1200, 1100), (3, 1_000_000)], torch.float32, "contiguous")
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_one_thread_and_two_give_the_same_bits(granularity: str, p: float, layout: str) -> None:
+    one = pairs_of([(1200, 1100), (3, 1_000_000), (512, 512, 3, 3)], torch.float32, layout)
     two = twin(one)
     rule = Rule(0.99, p, granularity, 1, 2)
     for pairs, threads in ((one, 1), (two, 2)):
@@ -106,8 +108,11 @@ def test_one_thread_and_two_give_the_same_bits(granularity: str, p: float) -> No
         assert torch.equal(a.teachers[0], b.teachers[0])
 
 
-def test_portable_build_without_vector_instructions_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = pairs_of([(300, 257), (70, 33, 3, 3)], torch.float32, "contiguous")
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_portable_build_without_vector_instructions_gives_the_same_bits(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = pairs_of([(300, 257), (70, 33, 3, 3)], torch.float32, layout)
     plain = twin(fast)
     rule = Rule(0.99, 0.7, "neuron", 1, 2)
     for kernel in bind(fast, "native"):

@@ -142,21 +142,8 @@ INLINE int64_t address(const Tensor *x, int64_t i, int64_t begin) {
     return i - inside + (inside % plane) * x->channels + inside / plane - begin;
 }
 
-/* Weights i .. i + n in mask order, wherever they lie. */
-static void scatter(float *t, const float *s, const uint32_t *mask, int64_t i, int64_t n, int64_t begin,
-                    const Tensor *x, const Rule *r) {
-    int64_t plane = x->channels ? x->row / x->channels : n, stride = x->channels ? x->channels : 1;
-    while (n > 0) {
-        int64_t a = address(x, i, begin), run = x->channels ? plane - i % plane : n; /* one stride apart */
-        if (run > n) run = n;
-        for (int64_t k = 0; k < run; k++, a += stride)
-            if (mask[k]) t[a] = lerp(t[a], s[a], r);
-        i += run, n -= run, mask += run;
-    }
-}
-
-/* Neuron, dense: the masks of the 32 weights that word w of a chunk decides, nonzero where updated. */
-static void group_masks(uint32_t mask[GROUP], const uint32_t words[LANES], uint64_t chunk, int w, const Tensor *x,
+/* Neuron, dense: the masks of the 32 weights that word w of a chunk decides, 0xFF where updated. */
+static void group_masks(uint8_t mask[GROUP], const uint32_t words[LANES], uint64_t chunk, int w, const Tensor *x,
                         const Rule *r) {
     for (int half = 0; half < 2; half++)
         for (int lane = 0; lane < LANES; lane++) {
@@ -165,17 +152,9 @@ static void group_masks(uint32_t mask[GROUP], const uint32_t words[LANES], uint6
                 philox((uint32_t)(2 * (chunk * LANES + lane) + half), x->tags[TAG_TIE], r, extra);
             for (int k = 0; k < 3; k++)
                 ge[k] = bits > r->high[k] || (bits == r->high[k] && extra[w] >= r->low[k]);
-            mask[16 * half + lane] = ge[1];
-            mask[16 * half + LANES + lane] = ge[0] ^ ge[1] ^ ge[2];
+            mask[16 * half + lane] = (uint8_t)-ge[1];
+            mask[16 * half + LANES + lane] = (uint8_t)-(ge[0] ^ ge[1] ^ ge[2]);
         }
-}
-
-static void dense_chunk(float *t, const float *s, int64_t i, int64_t begin, int64_t end, const Tensor *x,
-                        const Rule *r) {
-    uint32_t words[4][LANES], mask[CHUNK];
-    words_of_8((uint64_t)(i / CHUNK) * LANES, x->tags[TAG_NEURON], r, words);
-    for (int w = 0; w < 4; w++) group_masks(mask + GROUP * w, words[w], (uint64_t)(i / CHUNK), w, x, r);
-    scatter(t, s, mask, i, end - i < CHUNK ? end - i : CHUNK, begin, x, r);
 }
 
 #if SIMD
@@ -189,56 +168,163 @@ INLINE void apply8(float *t, const float *s, __m256i mask, __m256 factor, int fo
     _mm256_storeu_ps(t, _mm256_blendv_ps(old, new, _mm256_castsi256_ps(mask))); /* the lanes' sign bits choose */
 }
 
+typedef struct { __m256i first, second; int tied; } Outcome; /* 16-bit lanes: which of a pair's weights are updated */
+
+/* Unsigned comparison by signed instructions: both sides have their uppermost bit flipped. */
+INLINE __m256i flipped(__m256i bits) { return _mm256_xor_si256(bits, _mm256_set1_epi16((short)0x8000)); }
+
+INLINE void flipped_thresholds(__m256i high[3], const Rule *r) {
+    for (int k = 0; k < 3; k++) high[k] = flipped(_mm256_set1_epi16((short)r->high[k]));
+}
+
+INLINE Outcome outcome(__m256i word, const __m256i high[3]) {
+    __m256i bits = flipped(word), gt[3], tied = _mm256_cmpeq_epi16(bits, high[0]);
+    for (int k = 0; k < 3; k++) gt[k] = _mm256_cmpgt_epi16(bits, high[k]);
+    for (int k = 1; k < 3; k++) tied = _mm256_or_si256(tied, _mm256_cmpeq_epi16(bits, high[k]));
+    return (Outcome){gt[1], _mm256_xor_si256(_mm256_xor_si256(gt[0], gt[1]), gt[2]), !_mm256_testz_si256(tied, tied)};
+}
+
+static void tied_masks(uint8_t mask[GROUP], __m256i word, uint64_t chunk, int w, const Tensor *x, const Rule *r) {
+    uint32_t stored[LANES];
+    _mm256_storeu_si256((__m256i *)stored, word);
+    group_masks(mask, stored, chunk, w, x, r);
+}
+
 /* Whole chunks of row-major weights. */
 INLINE void dense_run(float *t, const float *s, int64_t begin, int64_t n, const Tensor *x, const Rule *r, int form) {
-    const __m256i flip = _mm256_set1_epi16((short)0x8000); /* unsigned comparison by signed instructions */
     const __m256 factor = _mm256_set1_ps(form == NEAR ? r->pull : -r->momentum);
     __m256i high[3], words[4];
-    for (int k = 0; k < 3; k++) high[k] = _mm256_xor_si256(_mm256_set1_epi16((short)r->high[k]), flip);
+    flipped_thresholds(high, r);
     for (int64_t i = 0; i < n; i += CHUNK) {
         uint64_t chunk = (uint64_t)(begin + i) / CHUNK;
         philox8(chunk * LANES, x->tags[TAG_NEURON], r, words);
         for (int w = 0; w < 4; w++) {
             float *tw = t + i + GROUP * w;
             const float *sw = s + i + GROUP * w;
-            __m256i bits = _mm256_xor_si256(words[w], flip), gt[3], tied = _mm256_cmpeq_epi16(bits, high[0]);
-            for (int k = 0; k < 3; k++) gt[k] = _mm256_cmpgt_epi16(bits, high[k]);
-            for (int k = 1; k < 3; k++) tied = _mm256_or_si256(tied, _mm256_cmpeq_epi16(bits, high[k]));
-            if (__builtin_expect(!_mm256_testz_si256(tied, tied), 0)) {
-                uint32_t mask[GROUP], stored[LANES];
-                _mm256_storeu_si256((__m256i *)stored, words[w]);
-                group_masks(mask, stored, chunk, w, x, r);
+            Outcome found = outcome(words[w], high);
+            if (__builtin_expect(found.tied, 0)) {
+                uint8_t mask[GROUP];
+                tied_masks(mask, words[w], chunk, w, x, r);
                 for (int k = 0; k < GROUP; k++) tw[k] = mask[k] ? lerp(tw[k], sw[k], r) : tw[k];
                 continue;
             }
-            __m256i second = _mm256_xor_si256(_mm256_xor_si256(gt[0], gt[1]), gt[2]);
-            apply8(tw, sw, _mm256_slli_epi32(gt[1], 16), factor, form);
-            apply8(tw + 8, sw + 8, _mm256_slli_epi32(second, 16), factor, form);
-            apply8(tw + 16, sw + 16, gt[1], factor, form);
-            apply8(tw + 24, sw + 24, second, factor, form);
+            apply8(tw, sw, _mm256_slli_epi32(found.first, 16), factor, form);
+            apply8(tw + 8, sw + 8, _mm256_slli_epi32(found.second, 16), factor, form);
+            apply8(tw + 16, sw + 16, found.first, factor, form);
+            apply8(tw + 24, sw + 24, found.second, factor, form);
+        }
+    }
+}
+
+/* The masks of a chunk in row-major order. */
+static void chunk_masks(uint8_t mask[CHUNK], uint64_t chunk, const Tensor *x, const Rule *r) {
+    const __m256i apart = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)); /* a pair's halves of 16 bits */
+    __m256i high[3], words[4];
+    flipped_thresholds(high, r);
+    philox8(chunk * LANES, x->tags[TAG_NEURON], r, words);
+    for (int w = 0; w < 4; w++) {
+        Outcome found = outcome(words[w], high);
+        __m256i bytes = _mm256_shuffle_epi8(_mm256_packs_epi16(found.first, found.second), apart);
+        bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        _mm256_storeu_si256((__m256i *)(mask + GROUP * w), bytes);
+        if (__builtin_expect(found.tied, 0)) tied_masks(mask + GROUP * w, words[w], chunk, w, x, r);
+    }
+}
+
+/* Sixteen masks that lie `stride` apart. */
+INLINE __m128i sixteen(const uint8_t *x, int64_t stride) {
+    __m128i out = _mm_setzero_si128();
+#define PUT(k) out = _mm_insert_epi8(out, x[k * stride], k)
+    PUT(0), PUT(1), PUT(2), PUT(3), PUT(4), PUT(5), PUT(6), PUT(7);
+    PUT(8), PUT(9), PUT(10), PUT(11), PUT(12), PUT(13), PUT(14), PUT(15);
+#undef PUT
+    return out;
+}
+
+static void collect(uint8_t *out, const uint8_t *x, int64_t stride, int64_t n) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) _mm_storeu_si128((__m128i *)(out + i), sixteen(x + i * stride, stride));
+    for (; i < n; i++) out[i] = x[i * stride];
+}
+
+INLINE void masked_run(float *t, const float *s, const uint8_t *mask, int64_t n, const Rule *r, int form) {
+    const __m256 factor = _mm256_set1_ps(form == NEAR ? r->pull : -r->momentum);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        apply8(t + i, s + i, _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(mask + i))), factor, form);
+    for (; i < n; i++) t[i] = mask[i] ? lerp(t[i], s[i], r) : t[i];
+}
+
+static void apply_masks(float *t, const float *s, const uint8_t *mask, int64_t n, const Rule *r) {
+    if (r->momentum == 0.0f) masked_run(t, s, mask, n, r, COPY);
+    else if (r->pull < 0.5f) masked_run(t, s, mask, n, r, NEAR);
+    else masked_run(t, s, mask, n, r, FAR);
+}
+
+static int64_t dense_whole(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+    int64_t whole = (end - begin) / CHUNK * CHUNK;
+    if (r->momentum == 0.0f) dense_run(t, s, begin, whole, x, r, COPY);
+    else if (r->pull < 0.5f) dense_run(t, s, begin, whole, x, r, NEAR);
+    else dense_run(t, s, begin, whole, x, r, FAR);
+    return whole;
+}
+
+#else
+
+static void chunk_masks(uint8_t mask[CHUNK], uint64_t chunk, const Tensor *x, const Rule *r) {
+    uint32_t words[4][LANES];
+    words_of_8(chunk * LANES, x->tags[TAG_NEURON], r, words);
+    for (int w = 0; w < 4; w++) group_masks(mask + GROUP * w, words[w], chunk, w, x, r);
+}
+
+static void collect(uint8_t *out, const uint8_t *x, int64_t stride, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = x[i * stride];
+}
+
+static void apply_masks(float *t, const float *s, const uint8_t *mask, int64_t n, const Rule *r) {
+    for (int64_t i = 0; i < n; i++) t[i] = mask[i] ? lerp(t[i], s[i], r) : t[i];
+}
+
+static int64_t dense_whole(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+    return 0;
+}
+
+#endif
+
+/* channels_last: masks are drawn in row-major order [channel, place], the weights of a row lie as [place, channel]. */
+static void apply_transposed(float *t, const float *s, const uint8_t *mask, int64_t begin, int64_t end, const Tensor *x,
+                             const Rule *r) {
+    uint8_t turned[TILE];
+    int64_t plane = x->row / x->channels;
+    for (int64_t row = begin - begin % x->row; row < end; row += x->row) {
+        int64_t from = row > begin ? 0 : begin - row, to = end - row < x->row ? end - row : x->row;
+        const uint8_t *drawn = mask + (row + from - begin); /* of the row's weight `from` */
+        for (int64_t place = 0; place < plane; place++) {
+            int64_t c0 = (from - place + plane - 1) / plane, c1 = (to - place + plane - 1) / plane;
+            collect(turned, drawn + (c0 * plane + place - from), plane, c1 - c0);
+            int64_t a = row + place * x->channels + c0 - begin;
+            apply_masks(t + a, s + a, turned, c1 - c0, r);
         }
     }
 }
 
 static void dense_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
-    int64_t whole = x->channels ? 0 : (end - begin) / CHUNK * CHUNK;
-    if (r->momentum == 0.0f) dense_run(t, s, begin, whole, x, r, COPY);
-    else if (r->pull < 0.5f) dense_run(t, s, begin, whole, x, r, NEAR);
-    else dense_run(t, s, begin, whole, x, r, FAR);
-    for (int64_t i = begin + whole; i < end; i += CHUNK) dense_chunk(t, s, i, begin, end, x, r);
+    uint8_t mask[TILE];
+    int64_t done = x->channels ? 0 : dense_whole(t, s, begin, end, x, r);
+    for (int64_t i = done; i < end - begin; i += CHUNK) {
+        if (x->channels) call_for_piece(t + i, CHUNK), call_for_piece(s + i, CHUNK); /* needed once the masks are drawn */
+        chunk_masks(mask + i, (uint64_t)((begin + i) / CHUNK), x, r);
+    }
+    if (x->channels) apply_transposed(t, s, mask, begin, end, x, r);
+    else apply_masks(t + done, s + done, mask + done, end - begin - done, r);
 }
-
-#else
-
-static void dense_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
-    for (int64_t i = begin; i < end; i += CHUNK) dense_chunk(t, s, i, begin, end, x, r);
-}
-
-#endif
 
 /* Neuron, sparse: draw all updated weights of the tile and call for their memory, then update them. */
 static void sparse_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
-    uint32_t words[4][LANES], chosen[TILE], count = 0, i = 0, n = (uint32_t)(end - begin);
+    uint32_t words[4][LANES], count = 0, i = 0, n = (uint32_t)(end - begin);
+    int32_t chosen[TILE];
+    const int scattered = x->channels != 0;
     uint64_t position = (uint64_t)(begin / TILE) * CALLS_PER_BLOCK;
     for (;; position += LANES) {
         words_of_8(position, x->tags[TAG_GAP], r, words);
@@ -248,14 +334,14 @@ static void sparse_tile(float *t, const float *s, int64_t begin, int64_t end, co
             i += gap;
             if (i >= n) goto drawn;
             if (gap == NUM_GAPS) continue;
-            uint32_t a = (uint32_t)(x->channels ? 0 : i);
+            int64_t a = scattered ? address(x, begin + i, begin) : i;
+            chosen[count++] = (int32_t)a, i++;
             call_for(t + a), call_for(s + a);
-            chosen[count++] = i++;
         }
     }
 drawn:
     for (uint32_t k = 0; k < count; k++) {
-        int64_t a = address(x, begin + chosen[k], begin);
+        int64_t a = chosen[k];
         t[a] = lerp(t[a], s[a], r);
     }
 }
