@@ -71,13 +71,13 @@ def _reading(path: Path) -> str:
 def _verdicts(found: list[claims.Finding]) -> str:
     counts = Counter(finding.verdict for finding in found)
     rule = (claims.__doc__ or "").partition("The rule. ")[2].strip()
-    tally = ", ".join(f"{counts[v]} {v}" for v in ("holds", "does not hold", "cannot be told at this size"))
+    holds, fails, open_ = counts["holds"], counts["does not hold"], counts["cannot be told at this size"]
     return f"""## Claims
 
 {rule}
 
-Of {len(found)} comparisons: {tally}. With so many, one in twenty intervals is expected to miss by chance. Differences
-are oriented so that a positive one supports the claim; "student" shows the same difference for the student.
+Of {len(found)} comparisons {holds} hold, {fails} do not hold and {open_} cannot be told at this size. With so many, one
+in twenty intervals is expected to miss by chance. Differences are oriented so that a positive one supports the claim; "student" shows the same difference for the student.
 
 {tables.claims_table(found)}"""
 
