@@ -77,7 +77,8 @@ def _verdicts(found: list[claims.Finding]) -> str:
 {rule}
 
 Of {len(found)} comparisons {holds} hold, {fails} do not hold and {open_} cannot be told at this size. With so many, one
-in twenty intervals is expected to miss by chance. Differences are oriented so that a positive one supports the claim; "student" shows the same difference for the student.
+in twenty intervals is expected to miss by chance. Differences are oriented so
+that a positive one supports the claim; "student" shows the same difference for the student.
 
 {tables.claims_table(found)}"""
 
