@@ -31,8 +31,11 @@ find_uv() {
 # environment [uv sync arguments]: seconds when nothing changed, a minute or two the first time.
 environment() {
   UV=$(find_uv) || return 1
-  export UV UV_COMPILE_BYTECODE=1  # every Ray worker imports torch: compiled once instead of each time
-  [ -d .venv ] || echo "Making the environment in .venv (about 6 GB, a minute or two) ..." >&2
+  export UV
+  if [ ! -d .venv ]; then
+    echo "Making the environment in .venv (about 6 GB, a minute or two) ..." >&2
+    export UV_COMPILE_BYTECODE=1  # once: Ray's workers import torch at the same time, and uv would compile all anew each time
+  fi
   "$UV" sync --quiet --python "$(find_python)" --inexact "$@" || return 1
   export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
   unset PYTHONDONTWRITEBYTECODE
