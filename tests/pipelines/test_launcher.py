@@ -1,5 +1,6 @@
 """Running pipelines in process: training, evaluation, resume, and every way in which a run folder can be wrong."""
 
+import contextlib
 import json
 import os
 import resource
@@ -7,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 
 from sts_eval import read_results
 from sts_methods.checkpoint import read_checkpoint
+from sts_pipelines import launcher
 from sts_pipelines.doctor import examine
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launcher import Job, launch, run_lock
@@ -180,6 +182,28 @@ def test_student_and_teacher_are_shown_each_corrupted_image_in_one_pass(
     found = {(e["evaluation"], e["network"]) for e in read_results(folder).entries}
     assert found == {("imagenet-c", "teacher"), ("imagenet-c", "student")}
     assert (folder / "imagenet-c-teacher.npz").is_file()
+
+
+def test_a_finished_run_starts_no_cluster_and_one_that_lacks_a_result_does(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = tiny("byol-digits-tma", steps=2)
+    folder = run(pipeline)
+    started: list[float] = []
+
+    @contextlib.contextmanager
+    def no_cluster(cluster: object, *, num_cpus: float) -> Iterator[None]:
+        started.append(num_cpus)
+        yield
+
+    monkeypatch.setattr(launcher, "ray_cluster", no_cluster)
+    monkeypatch.setattr(launcher, "train_on_ray", lambda jobs, **options: None)
+    on_ray = replace(pipeline, cluster=replace(pipeline.cluster, num_workers=2))
+    assert run(on_ray) == folder
+    assert started == []
+    (folder / "results.json").unlink()
+    run(on_ray)
+    assert started == [2.0]
 
 
 def test_export_writes_a_backbone_that_another_library_reads(tiny: Tiny, tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ import torch.distributed as dist
 
 from sts_core.errors import StsError
 from sts_eval.results import write_atomically
+from sts_methods.checkpoint import CheckpointStore
 from sts_methods.training import fit
 from sts_pipelines.bank_evaluation import evaluate_bank
 from sts_pipelines.cluster import ray_cluster
 from sts_pipelines.errors import RunError, UsageError
-from sts_pipelines.evaluation import evaluate_run, measure_of
+from sts_pipelines.evaluation import evaluate_run, is_evaluated, measure_of
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, plain_of
 from sts_pipelines.process_runtime import ProcessRuntime
 from sts_pipelines.progress import Watcher
@@ -70,6 +71,8 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
             write_config(job)
             train_job(job, ProcessRuntime(job.folder, **_surroundings(job)))
         return
+    if all(_is_complete(job) for job in jobs):  # not worth the start of a cluster
+        return
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
     with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):
         train_on_ray(jobs, name=name, folder=folder)
@@ -77,6 +80,20 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
         mirror = mirror_of(cluster.storage_path, job.folder)
         if mirror is not None:
             mirror.pull()
+
+
+def _is_complete(job: Job) -> bool:
+    """Whether the run in this folder was trained to its end and holds every result that is asked for.
+
+    The folder's name is a digest of all that decides the weights, so saved networks are those of this config, unless
+    somebody has taken their checkpoint away to train the last steps again.
+    """
+    manifest = job.folder / "teacher.json"
+    if job.bank_folder is not None or is_uri(job.pipeline.cluster.storage_path) or not manifest.is_file():
+        return False
+    newest = CheckpointStore(job.folder / "checkpoints").newest_intact()
+    trained = newest is None or newest == json.loads(manifest.read_text())["step"]
+    return trained and is_evaluated(job.folder, job.pipeline.evaluation)
 
 
 def _surroundings(job: Job) -> dict[str, Any]:
