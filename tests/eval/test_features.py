@@ -1,5 +1,7 @@
 import copy
 import json
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +121,37 @@ def test_a_stopped_extraction_goes_on_where_it_stopped(tmp_path, digit_images, s
     assert torch.equal(resumed.labels, whole.labels)
     again = [index for index in data.read if index < 400 and index not in probes(data)]
     assert again == []  # eight blocks of fifty were on disk
+    assert [path.suffix for path in tmp_path.iterdir()] == [""]
+
+
+def test_who_finds_a_cache_being_filled_waits_for_it(tmp_path, digit_images, small_network):
+    half, go_on = threading.Event(), threading.Event()
+
+    class Pauses(Stops):
+        def __getitem__(self, index):
+            if len(self.read) == 300:
+                half.set()
+                assert go_on.wait(60)
+            return super().__getitem__(index)
+
+    first, second, found = Pauses(digit_images[0], None), Stops(digit_images[0], None), {}
+
+    def extract(name, dataset):
+        found[name] = extract_features(small_network(0), dataset, cache=tmp_path)
+
+    threads = [threading.Thread(target=extract, args=pair) for pair in (("first", first), ("second", second))]
+    threads[0].start()
+    assert half.wait(60)
+    threads[1].start()
+    while len(second.read) < len(probes(second)):
+        time.sleep(0.01)
+    time.sleep(0.3)  # for the second to do what it must not
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(found["first"].values, found["second"].values)
+    assert found["first"].values.abs().sum(dim=1).min() > 0
+    assert set(second.read) == probes(second)
     assert [path.suffix for path in tmp_path.iterdir()] == [""]
 
 

@@ -138,22 +138,6 @@ def test_every_example_of_a_verb_is_understood(verb: object) -> None:
             assert resolve(arguments.pipeline, overrides) is not None
 
 
-def test_every_command_of_the_readme_is_understood() -> None:
-    from sts_pipelines.main import split_overrides
-    from sts_pipelines.resolve import resolve
-
-    readme = Path(__file__).parents[2] / "pipelines" / "README.md"
-    commands = [line.strip() for line in readme.read_text().splitlines() if line.startswith("    sts ")]
-    assert len(commands) > 5
-    _, parsers = build_parser()
-    for command in commands:
-        words = command.partition(">")[0].split()
-        own, overrides = split_overrides(words[2:], parsers[words[1]])
-        arguments = parsers[words[1]].parse_args(own)
-        if words[1] in ("run", "show", "check", "sweep") and not arguments.pipeline.endswith(".yaml"):
-            assert resolve(arguments.pipeline, overrides) is not None
-
-
 def test_every_name_in_the_readme_is_in_the_catalog() -> None:
     import itertools
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,6 +48,32 @@ def test_a_search_stops_trials_and_frees_what_they_held(
     while ray.available_resources().get("CPU") != 3.0 and time.monotonic() < deadline:
         time.sleep(0.5)
     assert ray.available_resources().get("CPU") == 3.0
+
+
+def test_a_trial_goes_on_after_its_worker_was_killed(
+    ray_cluster: None, tiny: Tiny, processes_below: Below, tmp_path: Path
+) -> None:
+    pipeline = tiny("byol-digits-sts", num_workers=1, steps=60)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
+    grid = GridConfig(cells=((0.9, 0.5),), metric="knn/teacher/top1")
+    killed: list[int] = []
+
+    def kill_once() -> None:
+        while not killed:
+            time.sleep(0.05)
+            if any(len(path.read_text().splitlines()) >= 6 for path in tmp_path.glob("*/*/metrics.jsonl")):
+                killed.extend(
+                    pid for pid, command in processes_below(os.getpid()).items() if "RayTrainWorker" in command
+                )
+                os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_once)
+    killer.start()
+    (outcome,) = run_sweep(SweepConfig(pipeline=pipeline, sweep=grid))
+    killer.join()
+    assert outcome.value is not None
+    (metrics,) = tmp_path.glob("*/*/metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == 60
 
 
 def test_a_killed_sweep_finishes_only_what_is_missing(tmp_path: Path, processes_below: Below) -> None:

@@ -1,9 +1,12 @@
 """Ray Train: every family on two workers equals one, and no kill changes a bit."""
 
+import json
 import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -155,3 +158,14 @@ def test_an_error_that_no_restart_can_cure_ends_the_run_in_one_sentence(
     job = Job(label="x", pipeline=pipeline, folder=tmp_path / "x")
     with pytest.raises(RunError, match=r"nowhere\.npz"):
         launch([job], name="x", folder=job.folder)
+
+
+def test_an_elastic_run_grows_when_a_machine_joins(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("growing_cluster.py")
+    finished = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    (folder,) = tmp_path.glob("byol-digits-sts-*")
+    world_sizes = [read_checkpoint(path)["meta"]["world_size"] for path in sorted(folder.glob("checkpoints/step-*"))]
+    assert world_sizes[-1] == 2
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1))

@@ -15,7 +15,7 @@ from sts_pipelines.launcher import Job, train_job
 from sts_pipelines.pipeline import PipelineConfig, plain_of
 from sts_pipelines.process_runtime import ProcessRuntime
 from sts_pipelines.running import run_recipe
-from sts_pipelines.storage import Mirror, is_uri, local_folder
+from sts_pipelines.storage import Mirror, is_uri, local_folder, mirror_of
 from sts_pipelines.yaml_text import write_yaml
 
 Tiny = Callable[..., PipelineConfig]
@@ -33,6 +33,13 @@ def test_a_path_is_used_as_it_is_and_a_uri_gets_a_local_folder(tmp_path: Path) -
     one, two = local_folder("s3://a/b", "run"), local_folder("s3://a/c", "run")
     assert one != two
     assert one.name == "run"
+
+
+def test_the_options_of_a_uri_stay_behind_the_path() -> None:
+    uri = "s3://bucket/runs?region=here&scheme=http&endpoint_override=127.0.0.1:9"
+    mirror = mirror_of(uri, local_folder(uri, "name"))
+    assert mirror is not None
+    assert mirror.root == "bucket/runs/name"
 
 
 def test_push_copies_what_changed_and_removes_what_is_gone(tmp_path: Path) -> None:

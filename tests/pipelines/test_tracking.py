@@ -101,3 +101,36 @@ def test_mlflow_resumes_by_the_id_in_the_folder(tiny: Tiny, monkeypatch: pytest.
     run(pipeline)
     assert [start["run_id"] for start in mlflow.named("start_run")] == [None, "run-1"]
     assert [call["step"] for call in mlflow.named("log_metrics")] == [1, 2]
+
+
+class Broken(Recorder):
+    """A service that can be reached for `working` calls of `method` only."""
+
+    def __init__(self, name: str, method: str, working: int) -> None:
+        super().__init__(name)
+        self.method, self.working = method, working
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.method and len(self.named(name)) >= self.working:
+            raise ConnectionError("no answer\nand much more")
+        return super().__getattr__(name)
+
+
+def test_a_tracker_that_does_not_start_is_one_sentence(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", Broken("mlflow", "start_run", 0))
+    monkeypatch.setattr("sts_pipelines.launcher.check_installed", lambda config: None)
+    pipeline = tracked(tiny("byol-digits-sts", steps=2), tensorboard=False, mlflow_uri="sqlite:x")
+    with pytest.raises(UsageError, match=r"^MLflow does not start \(no answer\): set it up, or leave it out"):
+        run(pipeline)
+
+
+def test_a_tracker_that_fails_later_does_not_end_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = Broken("wandb", "log", 1)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr("sts_pipelines.launcher.check_installed", lambda config: None)
+    pipeline = tracked(tiny("byol-digits-sts", steps=4), tensorboard=False, wandb_project="sts")
+    with pytest.warns(UserWarning, match=r"Weights & Biases failed \(no answer\): the run goes on") as caught:
+        folder = run(pipeline)
+    assert len(caught) == 1
+    assert [call["step"] for call in wandb.named("log")] == [1]
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4

@@ -4,6 +4,7 @@ StsError (sts_core)
 ├── UsageError      (ValueError)     a command that cannot be carried out as typed
 ├── SchemaError     (ConfigError)    a config with one or several problems, all of them named
 ├── RunError        (RuntimeError)   a run or a sweep that Ray, its workers or its storage ended
+│   └── WorkersError                 workers that were lost too often
 └── TrialError      (RuntimeError)   a trial whose smoother applied another p or m than was sampled
 """
 
@@ -33,5 +34,14 @@ class RunError(StsError, RuntimeError):
     """The workers of a run failed for good, or Ray or the storage did."""
 
 
+class WorkersError(RunError):
+    """Workers were lost, and not through an error of ours: another attempt may succeed."""
+
+
 class TrialError(StsError, RuntimeError):
     """A trial did not train with the values that the sweep sampled for it."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; those of other libraries may run to pages."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

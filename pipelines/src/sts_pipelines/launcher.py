@@ -19,7 +19,7 @@ from sts_methods.checkpoint import CheckpointStore
 from sts_methods.training import fit
 from sts_pipelines.bank_evaluation import evaluate_bank
 from sts_pipelines.cluster import ray_cluster
-from sts_pipelines.errors import RunError, UsageError
+from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
 from sts_pipelines.evaluation import evaluate_run, is_evaluated, measure_of
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, plain_of
 from sts_pipelines.process_runtime import ProcessRuntime
@@ -75,7 +75,7 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
         return
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
     with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):
-        train_on_ray(jobs, name=name, folder=folder)
+        train_on_ray(jobs, name=name, folder=folder, max_failures=cluster.max_failures)
     for job in jobs:  # the workers may have run elsewhere
         mirror = mirror_of(cluster.storage_path, job.folder)
         if mirror is not None:
@@ -129,7 +129,13 @@ def write_config(job: Job) -> None:
 
 
 def train_on_ray(
-    jobs: Sequence[Job], *, name: str, folder: Path, callbacks: Sequence[Any] = (), measure: str | None = None
+    jobs: Sequence[Job],
+    *,
+    name: str,
+    folder: Path,
+    max_failures: int,
+    callbacks: Sequence[Any] = (),
+    measure: str | None = None,
 ) -> None:
     """Run the jobs in one Ray Train worker group on the cluster that this process is connected to.
 
@@ -141,12 +147,8 @@ def train_on_ray(
     cluster = jobs[0].pipeline.cluster
     for job in jobs:
         write_config(job)
-    config = {
-        "jobs": [job.to_plain() for job in jobs],
-        "folder": str(folder),
-        "launch": uuid.uuid4().hex,
-        "measure": measure,
-    }
+    note = folder / f".failed-{uuid.uuid4().hex}.json"
+    config = {"jobs": [job.to_plain() for job in jobs], "note": str(note), "measure": measure}
     trainer = ray.train.torch.TorchTrainer(
         worker,
         train_loop_config=config,
@@ -155,18 +157,28 @@ def train_on_ray(
             name=name,
             storage_path=cluster.storage_path if is_uri(cluster.storage_path) else str(folder.parent),
             callbacks=list(callbacks),
-            failure_config=ray.train.FailureConfig(max_failures=cluster.max_failures),
+            failure_config=ray.train.FailureConfig(max_failures=max_failures),
         ),
     )
     try:
         result = trainer.fit()
     except ray.train.TrainingFailedError as error:
-        raise RunError(f"the workers of {name} failed {cluster.max_failures + 1} times: {_cause(error)}") from error
+        if note.exists():
+            raise RunError(_noted(note)) from error
+        message = f"the workers of {name} failed more often than max_failures={cluster.max_failures} allows"
+        raise WorkersError(f"{message}: {_cause(error)}") from error
     except ray.exceptions.RayError as error:
         raise RunError(f"Ray stopped the run ({first_line(error)}): the same command goes on") from error
     if result.return_value and "error" in result.return_value:
-        (folder / f".failed-{config['launch']}.json").unlink(missing_ok=True)
+        note.unlink(missing_ok=True)
         raise RunError(result.return_value["error"])
+
+
+def _noted(note: Path) -> str:
+    """The error that a worker left behind, which is no longer needed then."""
+    error: str = json.loads(note.read_text())["error"]
+    note.unlink()
+    return error
 
 
 def scaling(cluster: ClusterConfig) -> Any:
@@ -193,7 +205,7 @@ def worker(config: dict[str, Any]) -> dict[str, Any]:
     from sts_pipelines.ray_runtime import RayRuntime
 
     logging.getLogger().setLevel(logging.WARNING)  # Ray logs a line for every report otherwise
-    note = Path(config["folder"]) / f".failed-{config['launch']}.json"
+    note = Path(config["note"])
     noted = _first_of_all_ranks(note.read_text() if note.exists() else None)
     if noted is not None:
         return dict(json.loads(noted))
@@ -231,11 +243,6 @@ def run_lock(folder: Path, *, patience_seconds: float = 60.0) -> Iterator[None]:
                     raise UsageError(message) from None
                 time.sleep(0.2)
         yield
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message; Ray's run to pages."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _cause(error: BaseException) -> str:

@@ -114,4 +114,5 @@ def mirror_of(storage_path: str, folder: Path) -> Mirror | None:
     root = local_folder(storage_path, "")
     if not is_uri(storage_path) or not folder.is_relative_to(root):
         return None
-    return Mirror(f"{storage_path.rstrip('/')}/{folder.relative_to(root).as_posix()}", folder)
+    place, *options = storage_path.split("?", 1)  # s3://bucket/runs?endpoint_override=...
+    return Mirror("?".join([f"{place.rstrip('/')}/{folder.relative_to(root).as_posix()}", *options]), folder)

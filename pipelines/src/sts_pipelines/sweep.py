@@ -5,6 +5,7 @@ these folders, never from Tune's memory: a killed sweep is resumed by giving the
 results are run. That also lets a grid be extended, and does without restoring Tune's schedulers, which forget.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +15,8 @@ from typing import Any
 from sts_core.errors import StsError
 from sts_pipelines.cells import Cell, cells_of
 from sts_pipelines.cluster import TRIAL_CPUS, local_resources, ray_cluster
-from sts_pipelines.errors import RunError, UsageError
-from sts_pipelines.launcher import Job, first_line, launch, train_on_ray
+from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
+from sts_pipelines.launcher import Job, launch, train_on_ray
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, SweepConfig
 from sts_pipelines.schema import digest, to_dict
 from sts_pipelines.storage import is_uri, local_folder
@@ -157,7 +158,7 @@ def trial_of(recipe: SweepConfig) -> Callable[[dict[str, Any]], None]:
         try:
             callbacks = [TuneReportCallback()] if searching else []
             measure = metric if searching else None
-            train_on_ray(jobs, name=jobs[0].label, folder=jobs[0].folder, callbacks=callbacks, measure=measure)
+            _train_with_restarts(jobs, callbacks=callbacks, measure=measure)
         except Exception as error:
             note_errors(jobs, str(error))
             raise
@@ -166,6 +167,23 @@ def trial_of(recipe: SweepConfig) -> Callable[[dict[str, Any]], None]:
         tune.report({metric: max(value or 0.0 for value in values), **applied})
 
     return trial
+
+
+def _train_with_restarts(jobs: Sequence[Job], **options: Any) -> None:
+    """Start lost workers again from here, and not by Ray Train's controller.
+
+    When Tune stops a trial, its workers may be gone before their controller is. One that restarts workers asks for new
+    resources then, and is stopped itself before it has told anybody: nobody would ever give them back.
+    """
+    allowed = jobs[0].pipeline.cluster.max_failures
+    for failures in itertools.count(1):
+        try:
+            train_on_ray(jobs, name=jobs[0].label, folder=jobs[0].folder, max_failures=0, **options)
+        except WorkersError:
+            if 0 <= allowed < failures:
+                raise
+        else:
+            return
 
 
 def _cell(job: Job) -> Cell:

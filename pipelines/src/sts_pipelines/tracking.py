@@ -4,12 +4,13 @@ A tracker is told the first step of a run, so that after a resume the steps that
 """
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from sts_methods.runtime import RunPlan
-from sts_pipelines.errors import UsageError
+from sts_pipelines.errors import UsageError, first_line
 from sts_pipelines.pipeline import PipelineConfig, TrackingConfig
 
 
@@ -35,12 +36,43 @@ def build_trackers(pipeline: PipelineConfig, folder: Path) -> list[Tracker]:
     """The trackers that a pipeline asks for."""
     config, trackers = pipeline.tracking, list[Tracker]()
     if config.tensorboard:
-        trackers.append(TensorBoard(folder))
+        trackers.append(Expendable(TensorBoard(folder), "TensorBoard"))
     if config.wandb_project is not None:
-        trackers.append(WeightsAndBiases(config.wandb_project, folder))
+        trackers.append(Expendable(WeightsAndBiases(config.wandb_project, folder), "Weights & Biases"))
     if config.mlflow_uri is not None:
-        trackers.append(MlFlow(config.mlflow_uri, folder))
+        trackers.append(Expendable(MlFlow(config.mlflow_uri, folder), "MLflow"))
     return trackers
+
+
+class Expendable:
+    """A tracker that must start, and that a run does without when it fails later: a server may be gone for a while."""
+
+    def __init__(self, tracker: Tracker, name: str) -> None:
+        self.tracker, self.name = tracker, name
+        self.failed = False
+
+    def start(self, plan: RunPlan) -> None:
+        try:
+            self.tracker.start(plan)
+        except Exception as error:
+            message = f"{self.name} does not start ({first_line(error)}): set it up, or leave it out of tracking"
+            raise UsageError(message) from error
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        self._attempt(lambda: self.tracker.log(metrics))
+
+    def close(self) -> None:
+        self._attempt(self.tracker.close)
+
+    def _attempt(self, call: Callable[[], None]) -> None:
+        if self.failed:
+            return
+        try:
+            call()
+        except Exception as error:
+            self.failed = True
+            message = f"{self.name} failed ({first_line(error)}): the run goes on without it; metrics.jsonl has all"
+            warnings.warn(message, UserWarning, stacklevel=3)
 
 
 class TensorBoard:

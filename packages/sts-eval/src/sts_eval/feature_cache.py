@@ -8,14 +8,15 @@ A cached set is the folder `<cache>/<fingerprint>`:
     blocks.u8     one byte per block of rows, 1 once the rows are on disk (only while the folder is `.partial`)
 
 It is filled under the name `<fingerprint>.partial` and renamed when the last block is there, so that a folder with
-the final name is always complete.
+the final name is always complete. Independent processes that want the same set take turns at it.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +167,32 @@ class CachedFeatureStore(FeatureStore):
 
 
 @contextmanager
+def _our_turn(folder: Path) -> Iterator[None]:
+    """Wait while another process fills this set; afterwards it is complete, or goes on where that process failed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(folder.name + ".partial")
+    partial.mkdir(exist_ok=True)
+    descriptor = os.open(partial, os.O_RDONLY)  # the lock stays with the folder when it gets its final name
+    try:
+        with suppress(OSError):  # a file system without locks on folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):  # not empty, or no longer there
+            partial.rmdir()
+
+
+@contextmanager
 def open_store(
     cache: str | Path | None, fingerprint: str, *, size: tuple[int, int], block: int
 ) -> Iterator[FeatureStore]:
     """A store in memory, or in the folder of this fingerprint; what was computed is kept when the block fails."""
-    store = CachedFeatureStore(Path(cache) / fingerprint, size, block) if cache else FeatureStore(size, block)
-    try:
-        yield store
-    finally:
-        store.close()
+    folder = None if cache is None else Path(cache) / fingerprint
+    turn = nullcontext() if folder is None or folder.is_dir() or parallel.rank() > 0 else _our_turn(folder)
+    with turn:
+        store = FeatureStore(size, block) if folder is None else CachedFeatureStore(folder, size, block)
+        try:
+            yield store
+        finally:
+            store.close()

@@ -103,7 +103,7 @@ def _check_counts(config: TrainingConfig) -> None:
     if (config.epochs is None) == (config.steps is None):
         raise ConfigError(
             f"exactly one of epochs and steps must be given, got epochs={config.epochs} and steps={config.steps}: "
-            f"say how long to train in one of them"
+            f"say how long to train in one of them and set the other to null"
         )
     for name in ("epochs", "steps", "checkpoint_every_steps", "verify_ranks_every_steps", "checkpoint_every_minutes"):
         if (value := getattr(config, name)) is not None and not value > 0:

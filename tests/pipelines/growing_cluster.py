@@ -1,0 +1,64 @@
+"""An elastic run that starts with room for one worker and gets a second machine: python growing_cluster.py STORAGE.
+
+A process of its own, since it needs a cluster of its own.
+"""
+
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sts_methods import OptimizerConfig
+from sts_pipelines import launcher
+from sts_pipelines.catalog import CATALOG
+from sts_pipelines.cluster import prepare_environment
+from sts_pipelines.pipeline import ClusterConfig, PipelineConfig
+
+STEPS = 400
+"""A minute and more: Ray needs half a minute to notice a machine and to start its group anew."""
+
+
+def looking_often(cluster: ClusterConfig) -> Any:
+    scaling = launcher_scaling(cluster)
+    scaling.elastic_resize_monitor_interval_s = 2.0  # a minute by default
+    return scaling
+
+
+def elastic(storage: Path) -> PipelineConfig:
+    pipeline = CATALOG["byol-digits-sts"].build()
+    assert isinstance(pipeline, PipelineConfig)
+    training = replace(pipeline.training, steps=STEPS, epochs=None, checkpoint_every_steps=20, log_every_steps=1)
+    training = replace(training, optimizer=OptimizerConfig(lr=0.01), global_batch_size=48)
+    cluster = ClusterConfig(num_workers=2, min_workers=1, use_gpu=False, storage_path=str(storage))
+    evaluation = replace(pipeline.evaluation, after_training=())
+    return replace(pipeline, training=training, cluster=cluster, evaluation=evaluation)
+
+
+def steps_of(folder: Path) -> int:
+    metrics = folder / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+if __name__ == "__main__":
+    launcher_scaling, launcher.scaling = launcher.scaling, looking_often
+    pipeline = elastic(Path(sys.argv[1]))
+    prepare_environment(local=True)  # before Ray is imported
+    import ray
+    from ray.cluster_utils import Cluster
+
+    machines = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": True, "dashboard_host": "127.0.0.1"}
+    )
+    ray.init(address=machines.address, log_to_driver=False, logging_level="ERROR")
+    job = launcher.Job(label="elastic", pipeline=pipeline, folder=pipeline.folder)
+    run = threading.Thread(target=launcher.launch, args=([job],), kwargs={"name": "elastic", "folder": job.folder})
+    run.start()
+    while steps_of(job.folder) < 30:
+        assert run.is_alive()
+        time.sleep(0.1)
+    machines.add_node(num_cpus=1)
+    run.join()
+    ray.shutdown()
+    machines.shutdown()
