@@ -1,8 +1,9 @@
 """An elastic run that starts with room for one worker and gets a second machine: python growing_cluster.py STORAGE.
 
-A process of its own, since it needs a cluster of its own.
+It ends when a checkpoint of two workers is there. A process of its own, since it needs a cluster of its own.
 """
 
+import os
 import sys
 import threading
 import time
@@ -11,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from sts_methods import OptimizerConfig
+from sts_methods.checkpoint import CheckpointStore
 from sts_pipelines import launcher
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cluster import prepare_environment
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig
-
-STEPS = 400
-"""A minute and more: Ray needs half a minute to notice a machine and to start its group anew."""
 
 
 def looking_often(cluster: ClusterConfig) -> Any:
@@ -29,16 +28,19 @@ def looking_often(cluster: ClusterConfig) -> Any:
 def elastic(storage: Path) -> PipelineConfig:
     pipeline = CATALOG["byol-digits-sts"].build()
     assert isinstance(pipeline, PipelineConfig)
-    training = replace(pipeline.training, steps=STEPS, epochs=None, checkpoint_every_steps=20, log_every_steps=1)
-    training = replace(training, optimizer=OptimizerConfig(lr=0.01), global_batch_size=48)
+    training = replace(pipeline.training, steps=1_000_000, epochs=None, checkpoint_every_steps=20, log_every_steps=1)
+    training = replace(training, keep_checkpoints=20, optimizer=OptimizerConfig(lr=0.01), global_batch_size=48)
     cluster = ClusterConfig(num_workers=2, min_workers=1, use_gpu=False, storage_path=str(storage))
     evaluation = replace(pipeline.evaluation, after_training=())
     return replace(pipeline, training=training, cluster=cluster, evaluation=evaluation)
 
 
-def steps_of(folder: Path) -> int:
-    metrics = folder / "metrics.jsonl"
-    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+def wait_for_workers(folder: Path, amount: int, run: threading.Thread) -> None:
+    """Until a checkpoint of so many workers is there."""
+    store = CheckpointStore(folder / "checkpoints")
+    while (state := store.latest()) is None or state["meta"]["world_size"] != amount:
+        assert run.is_alive()
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":
@@ -55,10 +57,9 @@ if __name__ == "__main__":
     job = launcher.Job(label="elastic", pipeline=pipeline, folder=pipeline.folder)
     run = threading.Thread(target=launcher.launch, args=([job],), kwargs={"name": "elastic", "folder": job.folder})
     run.start()
-    while steps_of(job.folder) < 30:
-        assert run.is_alive()
-        time.sleep(0.1)
+    wait_for_workers(job.folder, 1, run)
     machines.add_node(num_cpus=1)
-    run.join()
+    wait_for_workers(job.folder, 2, run)
     ray.shutdown()
     machines.shutdown()
+    os._exit(0)  # the run has lost its cluster

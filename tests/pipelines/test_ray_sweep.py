@@ -42,6 +42,7 @@ def test_a_search_stops_trials_and_frees_what_they_held(
     finished = [outcome for outcome in found if outcome.value is not None]
     stopped = [outcome for outcome in found if outcome.stopped_at is not None]
     assert finished
+    assert stopped
     assert len(finished) + len(stopped) == 4
     assert all(outcome.stopped_at < 8 for outcome in stopped if outcome.stopped_at is not None)
     deadline = time.monotonic() + 300
