@@ -50,9 +50,8 @@ if __name__ == "__main__":
     import ray
     from ray.cluster_utils import Cluster
 
-    machines = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": True, "dashboard_host": "127.0.0.1"}
-    )
+    head = {"num_cpus": 1, "include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": None}
+    machines = Cluster(initialize_head=True, head_node_args=head)  # None is any port that is free
     ray.init(address=machines.address, log_to_driver=False, logging_level="ERROR")
     job = launcher.Job(label="elastic", pipeline=pipeline, folder=pipeline.folder)
     run = threading.Thread(target=launcher.launch, args=([job],), kwargs={"name": "elastic", "folder": job.folder})
@@ -60,6 +59,7 @@ if __name__ == "__main__":
     wait_for_workers(job.folder, 1, run)
     machines.add_node(num_cpus=1)
     wait_for_workers(job.folder, 2, run)
-    ray.shutdown()
+    print("two workers", flush=True)
+    ray.shutdown()  # the run loses its cluster, and may end this process before the next lines do
     machines.shutdown()
-    os._exit(0)  # the run has lost its cluster
+    os._exit(0)

@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,14 @@ def join_process_group() -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(default_device())
     dist.init_process_group()
-    atexit.register(dist.destroy_process_group)
+    atexit.register(_leave_process_group)
+
+
+def _leave_process_group() -> None:
+    dist.destroy_process_group()
+    # A thread of gloo's may still hold the tensors of the last exchange. It needs the interpreter to let go of them and
+    # aborts the process if that is gone; torch has no call that waits for it, and DDP keeps its threads alive.
+    time.sleep(0.5)
 
 
 class LocalRuntime:
