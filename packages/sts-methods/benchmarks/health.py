@@ -29,7 +29,7 @@ def config_of(name: str, *, steps: int) -> TrainingConfig:
     semi_supervised = name in SEMI_SUPERVISED
     options: dict[str, Any] = {"num_classes": 10} if semi_supervised else {"backbone": "resnet18", "stem": "cifar"}
     data = DataConfig(recipe=name, num_labels=40 if semi_supervised else None)  # type: ignore[arg-type]
-    smoothing = spatial_temporal_smoothing(0.99, 0.7, buffers="copy" if semi_supervised else "keep")
+    smoothing = spatial_temporal_smoothing(0.99, 0.7, buffers="copy" if name == "fixmatch" else "keep")
     method = METHODS[name](**options)
     return TrainingConfig(method=method, smoothing=smoothing, data=data, global_batch_size=32, steps=steps)
 
