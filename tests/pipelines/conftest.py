@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cluster import prepare_environment
@@ -36,6 +38,20 @@ def ray_cluster() -> Iterator[None]:
     yield
     ray.shutdown()
     shutil.rmtree(session, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dozen invented images per split in the layout of ImageNet."""
+    root = tmp_path_factory.mktemp("imagenet")
+    noise = np.random.default_rng(0).integers(0, 256, (4, 96, 80, 3), dtype=np.uint8)
+    for split in ("train", "val"):
+        for label, image in enumerate(noise):
+            folder = root / split / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(3):
+                Image.fromarray(np.roll(image, number)).save(folder / f"{number}.jpg")
+    return root
 
 
 @pytest.fixture

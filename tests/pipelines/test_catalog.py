@@ -10,7 +10,6 @@ from sts_core import SmoothingConfig
 from sts_eval import extract_features, linear_probe
 from sts_methods import LocalRuntime, build_method, evaluation_data, fit
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.main import build_parser, main, split_overrides
 from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig, SweepConfig, base_of, plain_of
 from sts_pipelines.resolve import resolve
 from sts_pipelines.schema import from_dict, to_dict
@@ -58,17 +57,6 @@ def test_an_entry_tells_command_hardware_time_and_expectation(name: str) -> None
     assert re.search(r"Time:|Hours:", entry.description)
     assert entry.paper
     assert entry.hardware
-
-
-@pytest.mark.parametrize("name", CATALOG)
-def test_the_command_of_an_entry_resolves(name: str) -> None:
-    _, parsers = build_parser()
-    command = next(line for line in CATALOG[name].description.splitlines() if line.strip().startswith("sts "))
-    words = command.split()
-    own, overrides = split_overrides(words[2:], parsers[words[1]])
-    recipe = resolve(own[0], overrides)
-    expected = {"run": (PipelineConfig, ComparisonConfig), "sweep": (SweepConfig,)}[words[1]]
-    assert isinstance(recipe, expected)
 
 
 @pytest.mark.parametrize(
@@ -129,22 +117,6 @@ def test_a_smoothing_is_typed_and_not_a_dict() -> None:
     recipe = resolve("quickstart", ["--variants.sts.momentum", "0.5"])
     assert isinstance(recipe, ComparisonConfig)
     assert recipe.variants["sts"] == SmoothingConfig(momentum=0.5, preserve_probability=0.7, buffers="keep")
-
-
-SMALL = [name for name, entry in CATALOG.items() if "digits" in name or name == "quickstart"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
-def test_a_command_on_embedded_data_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    steps = 22 if name == "byol-digits-drift" else 1  # an epoch, which is what a drift is measured over
-    flags = ["--steps", str(steps), "--log-every-steps", "1", "--cluster.num-workers", "0"]
-    flags += ["--cluster.storage-path", str(tmp_path)]
-    if CATALOG[name].verb == "sweep":
-        flags += ["--sweep.cells", ""] if name == "byol-digits-granularity" else []
-        flags += ["--sweep.momenta", "0.9", "--sweep.preserve-probabilities", "0,0.5"]
-    assert main([CATALOG[name].verb, name, *flags]) == 0
-    assert "report: " in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from sts_pipelines.main import main
 
@@ -19,17 +18,6 @@ FEWER_CELLS = ["--sweep.momenta", "0.9", "--sweep.preserve-probabilities", "0,0.
 def commands_of(readme: Path) -> list[str]:
     lines = [line.strip().partition("#")[0] for line in readme.read_text().splitlines()]
     return [line.strip() for line in lines if line.startswith("sts ")]
-
-
-@pytest.fixture
-def imagenet(tmp_path: Path) -> Path:
-    """A dozen flat images in the layout of ImageNet."""
-    for split in ("train", "val"):
-        for index in range(12):
-            path = tmp_path / "imagenet" / split / f"class{index % 2}" / f"{index}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (256, 256), (20 * index, 99, 180)).save(path)
-    return tmp_path / "imagenet"
 
 
 def shortened(command: str, imagenet: Path, made: list[Path]) -> tuple[list[str], str | None]:
