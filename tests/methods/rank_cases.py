@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import synchronised_kernels
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -44,6 +45,8 @@ NORM_INPUTS = {
     "uneven": (8, 5, 2, 2),
     "offset": (8, 5, 4, 3),
     "bfloat16": (8, 5, 4, 3),
+    "as_on_a_gpu": (8, 5, 4, 3),
+    "as_on_a_gpu_uneven": (8, 5, 2, 2),
 }
 
 
@@ -67,9 +70,9 @@ def normalise(kind: str) -> dict[str, Tensor]:
     with torch.no_grad():
         layer.weight.copy_(torch.randn(5, generator=draw))
         layer.bias.copy_(torch.randn(5, generator=draw))
-    first = 5 if kind == "uneven" else None
+    first = 5 if kind.endswith("uneven") else None
     local = share(x, first=first).clone(memory_format=torch.preserve_format).requires_grad_()
-    y = layer(local)
+    y = layer._native(local) if kind.startswith("as_on_a_gpu") and world_size() > 1 else layer(local)
     y.backward(share(dy, first=first))
     assert local.grad is not None
     result = {"y": y.detach(), "dx": local.grad, "dweight": layer.weight.grad, "dbias": layer.bias.grad}
@@ -124,6 +127,7 @@ def run_all() -> dict[str, Any]:
 
 def main(rank: int, world: int, store_file: str, output_file: str) -> None:
     torch.set_num_threads(1)
+    synchronised_kernels.register()
     store = dist.FileStore(store_file, world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=240))
     results = run_all()

@@ -1,12 +1,9 @@
 """Batch norms in one process; test_ranks.py holds their comparison with several."""
 
-import inspect
-
 import pytest
 import torch
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
-from torch.nn.modules import _functions
 
 from sts_core import ConfigError
 from sts_methods.batch_norm import (
@@ -101,22 +98,6 @@ def test_averaging_over_ranks_does_nothing_in_one_process() -> None:
     before = {name: tensor.clone() for name, tensor in grouped.state_dict().items()}
     average_running_statistics(grouped)
     assert all(torch.equal(before[name], tensor) for name, tensor in grouped.state_dict().items())
-
-
-def test_torchs_synchronised_kernel_takes_the_arguments_that_we_pass_on_a_gpu() -> None:
-    names = list(inspect.signature(_functions.SyncBatchNorm.forward).parameters)
-    expected = [
-        "input",
-        "weight",
-        "bias",
-        "running_mean",
-        "running_var",
-        "eps",
-        "momentum",
-        "process_group",
-        "world_size",
-    ]
-    assert [name for name in names if name not in ("ctx", "self")] == expected
 
 
 def test_cross_rank_batch_norm_in_one_process_is_plain_batch_norm() -> None:

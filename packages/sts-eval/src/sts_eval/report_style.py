@@ -82,12 +82,12 @@ section > h2 + * { margin-top: 0; }
 figcaption, .caption { font-weight: 600; margin-bottom: .6rem; overflow-wrap: anywhere; max-width: none; }
 .note { color: var(--quiet); font-size: .85rem; margin-top: .6rem; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 1.4rem 1.8rem; }
-.panels > div { min-width: 0; overflow-x: auto; }
+.panels > div { min-width: 0; }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; margin: 0 0 .9rem; padding: 0; list-style: none;
   font-size: .87rem; }
 .legend li { display: flex; align-items: center; gap: .45rem; overflow-wrap: anywhere; }
 .key { flex: none; width: 1.1rem; height: .28rem; border-radius: 2px; }
-.scroll { overflow-x: auto;  /* a shadow at the side where there is more to see */
+.scroll, .panels > div { overflow-x: auto;  /* a shadow at the side where there is more to see */
   background: linear-gradient(to right, var(--card) 30%, transparent) 0 0 / 40px 100% no-repeat local,
     linear-gradient(to left, var(--card) 30%, transparent) 100% 0 / 40px 100% no-repeat local,
     linear-gradient(to right, var(--shade), transparent) 0 0 / 12px 100% no-repeat scroll,
