@@ -231,8 +231,8 @@ def test_a_tree_without_annotations_stops_before_anything_is_written(tree, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_three_hundred_iterations_overfit_four_images(tree):
-    result = detection_transfer(narrow_backbone(), narrow_config(tree, iterations=300))
+def test_some_iterations_overfit_four_images(tree):
+    result = detection_transfer(narrow_backbone(), narrow_config(tree, iterations=150))
     present = [scores for name, scores in result.scores.per_class.items() if name not in result.scores.absent_classes]
     ap, ap50, _ = (sum(values) / len(present) for values in zip(*present, strict=True))
     assert len(present) == 3

@@ -24,7 +24,7 @@ SHORT_PROBE = ["--evaluation.linear.epochs", "1", "--evaluation.linear.milestone
 SMALLER = {
     "digits": [],
     "cifar10": FEW_IMAGES,
-    "cifar100": FEW_IMAGES,
+    "cifar100": [*FEW_IMAGES, "--global-batch-size", "2"],
     "imagenet": [*SMALL_IMAGES, *NO_PROCESSES, *SHORT_PROBE, *ONE_NETWORK],
 }
 
@@ -42,9 +42,9 @@ def write_cifar(root: Path, *, num_classes: int) -> None:
     """Enough training images for the most labels of the paper, a hundred per class and 4000 of CIFAR-10."""
     folder = root / ("cifar-10-batches-py" if num_classes == 10 else "cifar-100-python")
     folder.mkdir(parents=True)
-    names = {"train": 10_000, "test": 20}
+    names = {"train": 10_000, "test": 10}
     if num_classes == 10:
-        names = {f"data_batch_{k}": 1_000 for k in range(1, 6)} | {"test_batch": 20}
+        names = {f"data_batch_{k}": 1_000 for k in range(1, 6)} | {"test_batch": 10}
     generator = np.random.default_rng(0)
     for name, number in names.items():
         labels = [k % num_classes for k in range(number)]
