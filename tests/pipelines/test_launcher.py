@@ -11,11 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from sts_eval import read_results
+from sts_eval.features import FrozenBackbone
 from sts_methods.checkpoint import read_checkpoint
 from sts_pipelines import launcher
 from sts_pipelines.doctor import examine
@@ -159,6 +161,29 @@ def test_evaluate_adds_what_is_missing_and_refuses_to_change_the_training(tiny: 
     assert found == {("knn", "teacher"), ("knn", "student"), ("linear", "teacher")}
     with pytest.raises(UsageError, match="a finished training cannot be changed"):
         evaluate_folder(str(folder), ["--smoothing.momentum", "0.1"])
+
+
+def test_a_killed_evaluation_goes_on_with_the_features_it_had(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = tiny("byol-digits-tma", steps=1)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
+    with monkeypatch.context() as killed:
+        killed.setattr("sts_pipelines.evaluation.nearest_neighbours", raising(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(pipeline)
+    shown = []
+    forward = FrozenBackbone.__call__
+    monkeypatch.setattr(FrozenBackbone, "__call__", lambda self, x: shown.append(len(x)) or forward(self, x))
+    run(pipeline)
+    assert {entry["network"] for entry in read_results(pipeline.folder).entries} == {"teacher", "student"}
+    assert sum(shown) < 2000  # the student's 1797 digits, and of each split one image for the width
+    assert not (pipeline.folder / ".features").exists()
+
+
+def raising(error: type[BaseException]) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return function
 
 
 def test_student_and_teacher_are_shown_each_corrupted_image_in_one_pass(

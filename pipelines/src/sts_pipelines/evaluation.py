@@ -4,6 +4,7 @@ All ranks call `evaluate_run` and share the work; rank 0 writes. An evaluation t
 the same settings, is not repeated, so a killed run only does what is missing.
 """
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,12 @@ from sts_methods.data import evaluation_data
 from sts_pipelines.errors import UsageError
 from sts_pipelines.pipeline import EvaluationConfig, PipelineConfig
 from sts_pipelines.schema import digest, to_dict
+from sts_pipelines.storage import is_uri
 
 Entries = list[dict[str, Any]]
+
+FEATURES = ".features"
+"""Where a run folder keeps features while it is evaluated."""
 
 
 def evaluate_run(
@@ -63,6 +68,8 @@ def evaluate_run(
         add_entries(results, read_drift(folder, epochs=None).entries(), run=results.name)
     if dist.is_initialized():
         dist.barrier()
+    if _rank() == 0:
+        shutil.rmtree(results / FEATURES, ignore_errors=True)
     return read_results(results) if _rank() == 0 and (results / "results.json").is_file() else None
 
 
@@ -75,6 +82,9 @@ class _Evaluator:
         self.folder, self.results, self.pipeline, self.device = folder, results, pipeline, device
         self.teacher = teacher
         self.config = pipeline.evaluation
+        # Of ImageNet 10 GB per network: in a file that all ranks map, and that a killed evaluation goes on with. With
+        # a URI for storage the ranks may share no folder, and each holds all features in memory.
+        self._cache = None if is_uri(pipeline.cluster.storage_path) else results / FEATURES
         self._features: dict[str, tuple[Features, Features]] = {}
         self._probes: dict[str, LinearProbeResult] = {}
         self._data: tuple[Any, Any] | None = None
@@ -106,7 +116,8 @@ class _Evaluator:
         if network not in self._features:
             backbone = self._backbone(network)
             train, test = (
-                extract_features(backbone, split, self.config.features, device=self.device) for split in self.data
+                extract_features(backbone, split, self.config.features, cache=self._cache, device=self.device)
+                for split in self.data
             )
             self._features[network] = (train, test)
         return self._features[network]
@@ -126,6 +137,7 @@ class _Evaluator:
                 config,
                 backbone=self._backbone(network) if config.augment else None,
                 features=self.config.features,
+                cache=self._cache,
                 state_file=self.results / f".linear-{network}-{digest(to_dict(config))}.pt" if keep else None,
                 device=self.device,
             )
@@ -229,7 +241,7 @@ def measure_of(pipeline: PipelineConfig, metric: str) -> Callable[[nn.Module], d
             return {metric: classification_accuracy(model, test, config.features)[1]}
         backbone = method.backbone(network)
         known, asked = (extract_features(backbone, split, config.features) for split in (train, test))
-        result = nearest_neighbours(known, asked, config.knn)
+        result = nearest_neighbours(known, asked, config.knn, device=next(backbone.parameters()).device)
         return {metric: result.top1(config.knn.ks[0], config.knn.temperatures[0])}
 
     return measure
