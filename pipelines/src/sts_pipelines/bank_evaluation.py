@@ -18,7 +18,7 @@ def evaluate_bank(folder: Path, pipeline: PipelineConfig, results: Path, *, devi
     config = pipeline.evaluation
     names = list(pipeline.training.bank)
     if "few-labels" in config.after_training:
-        settings = settings_of("few-labels", config)
+        settings = settings_of("few-labels", pipeline)
         missing = [name for name in names if not is_done(results / name, "few-labels", "teacher", settings)]
         for name, records in _few_labels(folder, pipeline, missing, device=device).items():
             entries = [entry for result in few_labels(records) for entry in result.entries()]

@@ -6,7 +6,9 @@ the same settings, is not repeated, so a killed run only does what is missing.
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,20 +30,23 @@ from sts_eval import (
     nearest_neighbours,
     read_drift,
     read_results,
+    write_results,
 )
-from sts_eval.detection import detection_transfer
+from sts_eval.detection import DetectionConfig, detection_transfer
 from sts_methods import build_method, load_backbone
 from sts_methods.checkpoint import CheckpointStore, read_checkpoint
 from sts_methods.data import evaluation_data
 from sts_pipelines.errors import UsageError
-from sts_pipelines.pipeline import EvaluationConfig, PipelineConfig
+from sts_pipelines.pipeline import PipelineConfig
 from sts_pipelines.schema import digest, to_dict
 from sts_pipelines.storage import is_uri
 
 Entries = list[dict[str, Any]]
 
-FEATURES = ".features"
-"""Where a run folder keeps features while it is evaluated."""
+FEATURES, CELLS = ".features", ".imagenet-c"
+"""Where a run folder keeps features and measured cells of ImageNet-C while it is evaluated."""
+VOC_OPERATIONAL = ("num_workers", "checkpoint_every", "keep_checkpoints", "log_every")
+"""Settings of detection that do not change its numbers."""
 
 
 def evaluate_run(
@@ -69,8 +74,9 @@ def evaluate_run(
     if dist.is_initialized():
         dist.barrier()
     if _rank() == 0:
-        shutil.rmtree(results / FEATURES, ignore_errors=True)
-    return read_results(results) if _rank() == 0 and (results / "results.json").is_file() else None
+        for name in (FEATURES, CELLS):
+            shutil.rmtree(results / name, ignore_errors=True)
+    return bring_forward(results, pipeline) if _rank() == 0 and (results / "results.json").is_file() else None
 
 
 class _Evaluator:
@@ -92,7 +98,7 @@ class _Evaluator:
     def evaluate(self, evaluation: str, networks: Sequence[str]) -> None:
         """Measure those of `networks` that have no result yet, together where the images cost more than the network."""
         alone: Mapping[str, Callable[[str], Entries]] = {"linear": self._linear, "knn": self._knn, "voc": self._voc}
-        settings = settings_of(evaluation, self.config)
+        settings = settings_of(evaluation, self.pipeline)
         missing = [network for network in networks if not is_done(self.results, evaluation, network, settings)]
         if evaluation in alone:
             for network in missing:
@@ -174,7 +180,15 @@ class _Evaluator:
         from sts_pipelines.robustness import corruption_results
 
         models = {name: self._probe(name).with_backbone(self._backbone(name)).to(self.device) for name in networks}
-        results = corruption_results(models, self.pipeline.training.data, self.config, device=self.device)
+        measured = settings_of("imagenet-c", self.pipeline)
+        results = corruption_results(
+            models,
+            self.pipeline.training.data,
+            self.config,
+            classes=self.data[1].classes,
+            keep=self.results / CELLS / f"{measured}-{'-'.join(networks)}",
+            device=self.device,
+        )
         entries = []
         for network, result in results.items():
             outcomes = f"imagenet-c-{network}.npz"
@@ -185,20 +199,38 @@ class _Evaluator:
         return entries
 
     def _voc(self, network: str) -> Entries:
-        """Fine-tuning of a detector; all ranks train together."""
-        result = detection_transfer(
-            self._backbone(network), self.config.voc, folder=self.results / f"voc-{network}", device=self.device
+        """The mean over fine-tunings with one seed after the other; all ranks train together."""
+        seeds = range(self.config.voc.seed, self.config.voc.seed + self.config.voc_trials)
+        trials = [self._detection(network, replace(self.config.voc, seed=seed)) for seed in seeds]
+        return [_mean_of_trials(entries) for entries in zip(*trials, strict=True)]
+
+    def _detection(self, network: str, voc: DetectionConfig) -> Entries:
+        folder = self.results / f"voc-{network}-{digest(to_dict(voc), ignore=VOC_OPERATIONAL)}"
+        return detection_transfer(self._backbone(network), voc, folder=folder, device=self.device).entries(
+            network=network
         )
-        return result.entries(network=network)
 
 
-def settings_of(evaluation: str, config: EvaluationConfig) -> str:
-    """A digest of what an evaluation depends on."""
-    parts: dict[str, Any] = {"linear": config.linear, "knn": config.knn, "voc": config.voc}
-    chosen = to_dict(parts[evaluation]) if evaluation in parts else {}
+def _mean_of_trials(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One entry for the same number of several trials."""
+    values = [entry["value"] for entry in entries]
+    return {**entries[0], "value": fmean(values), "trials": values}
+
+
+def settings_of(evaluation: str, pipeline: PipelineConfig) -> str:
+    """A digest of what the numbers of an evaluation depend on besides the networks."""
+    config, data = pipeline.evaluation, pipeline.training.data
+    if evaluation == "voc":
+        return digest({"evaluation": "voc", "trials": config.voc_trials, **to_dict(config.voc)}, ignore=VOC_OPERATIONAL)
+    depends: dict[str, Any] = {"evaluation": evaluation, "precision": config.features.precision}
+    depends |= {"dataset": data.dataset, "root": data.root, "image_size": data.image_size}
+    if evaluation in ("linear", "imagenet-c"):
+        depends["linear"] = to_dict(config.linear)
+    if evaluation == "knn":
+        depends["knn"] = to_dict(config.knn)
     if evaluation == "imagenet-c":
-        chosen = to_dict(config.linear) | {"root": config.imagenet_c_root, "severities": list(config.severities)}
-    return digest({"evaluation": evaluation, **chosen})
+        depends |= {"released": config.imagenet_c_root, "severities": list(config.severities)}
+    return digest(depends)
 
 
 def is_done(results: Path, evaluation: str, network: str, settings: str) -> bool:
@@ -213,13 +245,24 @@ def is_done(results: Path, evaluation: str, network: str, settings: str) -> bool
     return done[0]
 
 
-def is_evaluated(results: Path, config: EvaluationConfig) -> bool:
+def is_evaluated(results: Path, pipeline: PipelineConfig) -> bool:
     """Whether results.json holds everything that the config asks for."""
     return all(
-        is_done(results, evaluation, network, settings_of(evaluation, config))
-        for evaluation in config.after_training
-        for network in config.networks
+        is_done(results, evaluation, network, settings_of(evaluation, pipeline))
+        for evaluation in pipeline.evaluation.after_training
+        for network in pipeline.evaluation.networks
     )
+
+
+def bring_forward(results: Path, pipeline: PipelineConfig) -> RunResults:
+    """Put what the config asks for first in results.json, where tables look: numbers of other settings stay behind."""
+    known = read_results(results)
+    asked = {(name, settings_of(name, pipeline)) for name in pipeline.evaluation.after_training}
+    order = sorted(known.entries, key=lambda entry: (entry["evaluation"], entry.get("settings")) not in asked)
+    ordered = replace(known, entries=tuple(order))
+    if ordered != known:
+        write_results(results, ordered)
+    return ordered
 
 
 def write_entries(results: Path, entries: Entries, settings: str) -> None:

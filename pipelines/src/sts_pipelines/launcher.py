@@ -20,7 +20,7 @@ from sts_methods.training import fit
 from sts_pipelines.bank_evaluation import evaluate_bank
 from sts_pipelines.cluster import ray_cluster
 from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
-from sts_pipelines.evaluation import evaluate_run, is_evaluated, measure_of
+from sts_pipelines.evaluation import bring_forward, evaluate_run, is_evaluated, measure_of
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, plain_of
 from sts_pipelines.process_runtime import ProcessRuntime
 from sts_pipelines.progress import Watcher
@@ -72,6 +72,9 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
             train_job(job, ProcessRuntime(job.folder, **_surroundings(job)))
         return
     if all(_is_complete(job) for job in jobs):  # not worth the start of a cluster
+        for job in jobs:
+            if job.pipeline.evaluation.after_training:
+                bring_forward(job.folder, job.pipeline)
         return
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
     with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):
@@ -93,7 +96,7 @@ def _is_complete(job: Job) -> bool:
         return False
     newest = CheckpointStore(job.folder / "checkpoints").newest_intact()
     trained = newest is None or newest == json.loads(manifest.read_text())["step"]
-    return trained and is_evaluated(job.folder, job.pipeline.evaluation)
+    return trained and is_evaluated(job.folder, job.pipeline)
 
 
 def _surroundings(job: Job) -> dict[str, Any]:

@@ -78,8 +78,15 @@ class EvaluationConfig:
     """Folder of the released ImageNet-C or CIFAR-10-C images; small datasets are corrupted here if there is none."""
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
     """Severities of corruptions that are generated here; released images have all five."""
+    corruption_cache: str | None = None
+    """Folder that keeps the corrupted images generated here, for all runs that are shown them."""
     voc: DetectionConfig = field(default_factory=lambda: DetectionConfig(data_root="VOCdevkit"))
     """Fine-tuning of a detector on VOC07+12."""
+    voc_trials: int = 1
+    """Fine-tunings, with one seed after the other, whose mean is reported; MoCo's authors report that of five."""
+
+    def __post_init__(self) -> None:
+        _require(self.voc_trials >= 1, f"voc_trials must be at least 1, got {self.voc_trials}: raise it")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,22 @@
 """Where corrupted images come from for a dataset, and one pass over them shared out among the ranks."""
 
-from collections.abc import Mapping
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from sts_eval import (
     ArrayCorruptions,
+    CellResult,
     CleanArrays,
+    CleanFolder,
     CorruptionConfig,
     CorruptionResult,
     FolderCorruptions,
@@ -19,50 +25,80 @@ from sts_eval import (
     evaluate_cell,
     merge_cells,
 )
+from sts_eval.results import write_atomically
 from sts_methods.data import DataConfig
 from sts_methods.datasets import IMAGENET_STATISTICS, STATISTICS, ImageArrays, open_source
-from sts_pipelines.errors import UsageError
 from sts_pipelines.pipeline import EvaluationConfig
 
 
-def corruption_source(data: DataConfig, config: EvaluationConfig) -> Any:
-    """The released images where a folder of them is named, else corrupted test images, where these are small."""
+def corruption_source(data: DataConfig, config: EvaluationConfig, classes: Sequence[str]) -> Any:
+    """The released images where a folder of them is named, else corrupted test images."""
     if config.imagenet_c_root is not None:
         root = Path(config.imagenet_c_root)
         if (root / "labels.npy").is_file():
             return ArrayCorruptions(root)
-        return FolderCorruptions(root, image_size=data.image_size)
+        return FolderCorruptions(root, image_size=data.image_size, classes=classes)
     test = open_source(data.dataset, data.root, "test", image_size=max(data.image_size, 32))
-    if not isinstance(test, ImageArrays):
-        raise UsageError("imagenet-c needs the released images: set evaluation.imagenet-c-root to their folder")
-    assert test.labels is not None
-    images = test.images.permute(0, 2, 3, 1).contiguous().numpy()
-    return GeneratedCorruptions(CleanArrays(images, test.labels), severities=config.severities)
+    clean: CleanFolder | CleanArrays
+    if isinstance(test, ImageArrays):
+        assert test.labels is not None
+        clean = CleanArrays(test.images.permute(0, 2, 3, 1).contiguous().numpy(), test.labels)
+    else:
+        split = Path(test.paths[0]).parents[1]
+        clean = CleanFolder(split, image_size=max(data.image_size, 32), classes=classes)
+    return GeneratedCorruptions(clean, severities=config.severities, cache=config.corruption_cache)
 
 
 def corruption_results(
-    models: Mapping[str, nn.Module], data: DataConfig, config: EvaluationConfig, *, device: torch.device
+    models: Mapping[str, nn.Module],
+    data: DataConfig,
+    config: EvaluationConfig,
+    *,
+    classes: Sequence[str],
+    keep: Path,
+    device: torch.device,
 ) -> dict[str, CorruptionResult]:
     """Accuracy of all models on every cell, each image read or made once for all of them.
 
-    Each rank takes every n-th cell, and all ranks get the whole result.
+    Each rank takes every n-th cell, and all ranks get the whole result. The folder `keep` holds the cells that are
+    done: a killed evaluation goes on with the next.
     """
-    source = corruption_source(data, config)
+    source = corruption_source(data, config, classes)
     mean, std = STATISTICS.get(data.dataset, IMAGENET_STATISTICS)
     settings = CorruptionConfig(
         batch_size=config.features.batch_size,
         num_workers=config.features.num_workers,
+        precision=config.features.precision,
         mean=(mean[0], mean[1], mean[2]),
         std=(std[0], std[1], std[2]),
     )
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     shown = {name: Resized(model, data.image_size) for name, model in models.items()}
-    mine = [evaluate_cell(shown, source, *cell, settings, device=device) for cell in cells_of(source)[rank::world_size]]
+    mine = []
+    for corruption, severity in cells_of(source)[rank::world_size]:
+        file = keep / f"{corruption}-{severity}.npz"
+        if not file.is_file():
+            _write_cell(file, evaluate_cell(shown, source, corruption, severity, settings, device=device))
+        mine.append(_read_cell(file))
     parts = [mine]
     if world_size > 1:
         parts = [[] for _ in range(world_size)]
         dist.all_gather_object(parts, mine)
     return merge_cells([cell for part in parts for cell in part])
+
+
+def _write_cell(file: Path, cell: CellResult) -> None:
+    facts = {field.name: getattr(cell, field.name) for field in fields(cell) if field.name != "outcomes"}
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {f"of_{name}": value for name, value in cell.outcomes.items()}
+    np.savez(buffer, facts=json.dumps(facts), **arrays)
+    write_atomically(file, buffer.getvalue())
+
+
+def _read_cell(file: Path) -> CellResult:
+    with np.load(file, allow_pickle=False) as content:
+        outcomes = {name.removeprefix("of_"): content[name] for name in content.files if name != "facts"}
+        return CellResult(**json.loads(str(content["facts"])), outcomes=outcomes)
 
 
 class Resized(nn.Module):

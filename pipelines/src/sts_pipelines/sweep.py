@@ -42,8 +42,7 @@ def run_sweep(recipe: SweepConfig) -> list[Outcome]:
 
         train_one_student(recipe, cells, folder)
     else:
-        evaluation = recipe.pipeline.evaluation
-        missing = [cell for cell in cells if not is_finished(folder / cell.name, evaluation)]
+        missing = [cell for cell in cells if not is_finished(folder / cell.name, recipe.pipeline)]
         print(f"{len(cells)} cells, {len(cells) - len(missing)} finished before: {folder}", flush=True)
         with CellWatcher(folder, missing, metric=recipe.sweep.metric):
             if missing and recipe.pipeline.cluster.num_workers == 0:

@@ -15,7 +15,7 @@ from sts_pipelines.cells import Cell
 from sts_pipelines.errors import TrialError
 from sts_pipelines.evaluation import is_evaluated
 from sts_pipelines.launcher import Job
-from sts_pipelines.pipeline import EvaluationConfig
+from sts_pipelines.pipeline import PipelineConfig
 from sts_pipelines.reporting import write
 from sts_pipelines.summary import value_of
 
@@ -75,7 +75,7 @@ def check_applied(job: Job) -> dict[str, float]:
 def note_errors(jobs: Sequence[Job], error: str) -> None:
     """Mark the jobs of a failed trial: those with all their results count, the others have failed."""
     for job in jobs:
-        if is_evaluated(job.folder, job.pipeline.evaluation):
+        if is_evaluated(job.folder, job.pipeline):
             check_applied(job)
         else:
             write_atomically(job.folder / "error.json", json.dumps({"error": error}) + "\n")
@@ -92,11 +92,11 @@ def mark_stopped(folder: Path, step: int) -> None:
     write_atomically(folder / "stopped.json", json.dumps({"step": step}) + "\n")
 
 
-def is_finished(folder: Path, evaluation: EvaluationConfig) -> bool:
+def is_finished(folder: Path, pipeline: PipelineConfig) -> bool:
     """Whether a trial has been trained, checked and evaluated as asked for now, or was given up by the search."""
     if (folder / "stopped.json").is_file():
         return True
-    return (folder / _FINISHED).is_file() and is_evaluated(folder, evaluation)
+    return (folder / _FINISHED).is_file() and is_evaluated(folder, pipeline)
 
 
 def outcomes(folder: Path, cells: Sequence[Cell], *, metric: str) -> list[Outcome]:

@@ -28,7 +28,7 @@ def read_image(path: str) -> ByteImage:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ImageReadError(
-            f'every image must be readable, {path} is not ({reason}): repair it or set on_error="skip"'
+            f'every image must be readable, {path} is not ({reason}): repair it, or train with on_error="skip"'
         ) from error
 
 

@@ -1,0 +1,155 @@
+"""Which numbers a run folder shows: those of the settings asked for, measured once, resumed when killed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sts_core import ConfigError, StsError
+from sts_eval import DataError, read_results
+from sts_methods.data import DataConfig
+from sts_pipelines import evaluation, robustness
+from sts_pipelines.evaluation import settings_of
+from sts_pipelines.launcher import launch
+from sts_pipelines.main import main
+from sts_pipelines.pipeline import EvaluationConfig, PipelineConfig
+from sts_pipelines.running import jobs_of
+from sts_pipelines.summary import value_of
+
+Tiny = Callable[..., PipelineConfig]
+
+
+def trained(tiny: Tiny, *asked: str) -> Path:
+    pipeline = tiny("byol-digits-tma", steps=1)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=asked, networks=("teacher",)))
+    launch(jobs_of(pipeline), name=pipeline.run_name, folder=pipeline.folder)
+    return pipeline.folder
+
+
+def top1(folder: Path) -> float | None:
+    return value_of(read_results(folder).entries, "knn/teacher/top1")
+
+
+def test_numbers_of_other_data_or_another_precision_are_not_taken_for_those_asked_for(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained(tiny, "knn")
+    elsewhere = ["--data.dataset", "arrays", "--data.root", "/nowhere/digits.npz"]
+    assert main(["evaluate", str(folder), *elsewhere]) == 2
+    assert "/nowhere/digits.npz" in capsys.readouterr().err
+    before = len(read_results(folder).entries)
+    assert main(["evaluate", str(folder), "--evaluation.features.precision", "bfloat16"]) == 0
+    settings = {entry["settings"] for entry in read_results(folder).entries}
+    assert len(settings) == 1  # the same measurement, replaced
+    assert len(read_results(folder).entries) == before
+
+
+def test_a_table_shows_the_numbers_of_the_settings_asked_for_last(tiny: Tiny) -> None:
+    folder = trained(tiny, "knn")
+    first = top1(folder)
+    assert main(["evaluate", str(folder), "--only", "knn", "--evaluation.knn.ks", "1"]) == 0
+    assert read_results(folder).entries[0]["k"] == 1
+    assert main(["evaluate", str(folder), "--only", "knn"]) == 0
+    assert read_results(folder).entries[0]["k"] == 20
+    assert top1(folder) == first
+
+
+def test_settings_cover_what_numbers_depend_on_and_nothing_else(tiny: Tiny) -> None:
+    base = tiny("byol-digits-tma")
+
+    def settings(name: str, **changes: Any) -> str:
+        return settings_of(name, replace(base, evaluation=replace(base.evaluation, **changes)))
+
+    voc = base.evaluation.voc
+    assert settings("voc", voc=replace(voc, log_every=7, num_workers=1)) == settings("voc")
+    assert settings("voc", voc=replace(voc, seed=1)) != settings("voc")
+    assert settings("voc", voc_trials=5) != settings("voc")
+    assert settings("imagenet-c", severities=(1,)) != settings("imagenet-c")
+    assert settings("knn", linear=replace(base.evaluation.linear, seed=5)) == settings("knn")
+
+
+def test_a_killed_evaluation_on_corruptions_goes_on_with_the_next_cell(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(robustness, "cells_of", lambda source: [("contrast", 1), ("brightness", 1), ("pixelate", 1)])
+    measured: list[tuple[str, int]] = []
+    real = robustness.evaluate_cell
+
+    def killed_at(number: int) -> Callable[..., Any]:
+        def measure(models: Any, source: Any, corruption: str, severity: int, *rest: Any, **options: Any) -> Any:
+            if len(measured) == number:
+                raise KeyboardInterrupt
+            measured.append((corruption, severity))
+            return real(models, source, corruption, severity, *rest, **options)
+
+        return measure
+
+    monkeypatch.setattr(robustness, "evaluate_cell", killed_at(2))
+    with pytest.raises(KeyboardInterrupt):
+        trained(tiny, "imagenet-c")
+    monkeypatch.setattr(robustness, "evaluate_cell", killed_at(9))
+    folder = trained(tiny, "imagenet-c")
+    assert measured == [("contrast", 1), ("brightness", 1), ("pixelate", 1)]
+    assert read_results(folder).entries[0]["evaluation"] == "imagenet-c"
+    assert not (folder / ".imagenet-c").exists()
+
+
+def write_classes(root: Path, names: list[str]) -> Path:
+    for name in names:
+        (root / name).mkdir(parents=True)
+        Image.fromarray(np.full((40, 40, 3), 90, dtype=np.uint8)).save(root / name / "a.png")
+    return root
+
+
+def test_released_images_of_other_classes_are_refused(tmp_path: Path) -> None:
+    for severity in range(1, 6):
+        write_classes(tmp_path / "contrast" / str(severity), ["ant", "bee"])
+    data = DataConfig(dataset="imagefolder", root="unused", image_size=32)
+    config = EvaluationConfig(imagenet_c_root=str(tmp_path))
+    assert robustness.corruption_source(data, config, ("ant", "bee")).num_classes == 2
+    with pytest.raises((ConfigError, DataError), match="cat"):
+        robustness.corruption_source(data, config, ("ant", "cat"))
+
+
+def test_folders_of_images_are_corrupted_here_and_kept(tmp_path: Path) -> None:
+    write_classes(tmp_path / "data" / "val", ["ant", "bee"])
+    data = DataConfig(dataset="imagefolder", root=str(tmp_path / "data"), image_size=32)
+    write_classes(tmp_path / "data" / "train", ["ant", "bee"])
+    config = EvaluationConfig(corruption_cache=str(tmp_path / "kept"))
+    source = robustness.corruption_source(data, config, ("ant", "bee"))
+    assert len(source.cell("contrast", 1)) == 2
+    source.cell("contrast", 1)[0]
+    assert [path.suffix for path in (tmp_path / "kept").rglob("a*.*")] != []
+
+
+def test_several_fine_tunings_have_their_mean_reported(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+
+    class Result:
+        def __init__(self, seed: int) -> None:
+            self.seed = seed
+
+        def entries(self, *, network: str) -> list[dict[str, Any]]:
+            common = {"evaluation": "voc", "network": network, "which": "last", "backend": "torchvision"}
+            return [{**common, "metric": "AP", "value": 50.0 + self.seed}]
+
+    def transfer(backbone: Any, config: Any, *, folder: Path, device: Any) -> Result:
+        folders.append(folder)
+        return Result(config.seed)
+
+    monkeypatch.setattr(evaluation, "detection_transfer", transfer)
+    folder = trained(tiny)
+    assert main(["evaluate", str(folder), "--only", "voc", "--evaluation.voc-trials", "3"]) == 0
+    (entry,) = read_results(folder).entries
+    assert entry["value"] == 51.0
+    assert entry["trials"] == [50.0, 51.0, 52.0]
+    assert len(set(folders)) == 3
+
+
+def test_no_fine_tunings_are_refused() -> None:
+    with pytest.raises(StsError, match="voc_trials must be at least 1"):
+        EvaluationConfig(voc_trials=0)
