@@ -44,3 +44,9 @@ def test_top_5_is_not_offered_where_it_says_nothing() -> None:
 def test_impossible_requests_are_refused(shape: tuple[int, int], labels: int, k: int) -> None:
     with pytest.raises(ConfigError):
         top_k_accuracy(torch.zeros(shape), torch.zeros(labels, dtype=torch.int64), (k,))
+
+
+@pytest.mark.parametrize("label", [-1, 4])
+def test_labels_outside_the_classes_are_refused(label: int) -> None:
+    with pytest.raises(ConfigError, match=r"must lie in 0\.\.3"):
+        top_k_accuracy(torch.zeros(2, 4), torch.tensor([0, label]), (1,))

@@ -1,9 +1,17 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from sts_core.errors import ConfigError
-from sts_eval import CheckpointAccuracy, classification_accuracy, evaluate_checkpoints, few_labels, top_k_accuracy
+from sts_eval import (
+    CheckpointAccuracy,
+    DataError,
+    classification_accuracy,
+    evaluate_checkpoints,
+    few_labels,
+    top_k_accuracy,
+)
 
 
 def records(network, values):
@@ -31,6 +39,7 @@ def test_teacher_and_student_are_kept_apart_and_order_does_not_matter():
 
 def test_entries_label_last_best_and_median():
     (result,) = few_labels(records("teacher", [10.0, 30.0, 20.0]))
+    assert {e["num_checkpoints"] for e in result.entries()} == {3}  # what best is the best of
     kinds = [(e["metric"], e["which"], e["value"]) for e in result.entries()]
     assert kinds == [("top1", "last", 20.0), ("top1", "best", 30.0), ("top1-median", "last", 20.0)]
 
@@ -58,5 +67,13 @@ def test_each_checkpoint_is_evaluated_for_each_network(digit_images):
 def test_nothing_to_sum_up_and_wrong_widths_are_refused(digit_images):
     with pytest.raises(ConfigError, match="at least one checkpoint"):
         few_labels([])
-    with pytest.raises(ConfigError, match="one output per class"):
+    with pytest.raises(ConfigError, match=r"one output per class, got 3 outputs for 10 classes .* linear evaluation"):
         classification_accuracy(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), digit_images[1])
+
+
+def test_no_images_and_labels_without_an_output_are_refused():
+    images, model = torch.zeros(6, 4), nn.Linear(4, 3)
+    with pytest.raises(ConfigError, match="at least one image"):
+        classification_accuracy(model, TensorDataset(images[:0], torch.arange(0)))
+    with pytest.raises(DataError, match=r"test labels must lie in 0\.\.2, got 0\.\.5"):
+        classification_accuracy(model, TensorDataset(images, torch.arange(6)))

@@ -1,4 +1,4 @@
-"""Classification with few labels (FixMatch): teacher and student over the last checkpoints, last and best."""
+"""Classification with few labels (FixMatch): teacher and student over the checkpoints given, last, best and median."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from torch import nn
 from sts_core.errors import ConfigError
 from sts_eval.accuracy import allowed_ks, count_correct
 from sts_eval.features import FeatureConfig, FrozenBackbone
-from sts_eval.samples import class_names, load_batches
+from sts_eval.samples import check_labels, class_names, load_batches
 from sts_eval.untouched import untouched
 
 LAST_CHECKPOINTS = 20  # google-research/fixmatch reports the median of the last 20 checkpoints
@@ -29,16 +29,20 @@ class CheckpointAccuracy:
 
 @dataclass(frozen=True)
 class FewLabelsResult:
-    """One network's accuracy in the three ways in which the literature reports it."""
+    """One network's accuracy in the three ways in which the literature reports it, over the checkpoints given."""
 
     network: str
     last: float
     best: float
-    """Highest of all checkpoints on the test data: LeeDoYup, USB. Optimistic."""
+    """Highest of the `num_checkpoints` given, on the test data. Optimistic.
+
+    LeeDoYup's and USB's best is over all checkpoints of a run; a run that keeps its last 20 gives the best of those.
+    """
     median_of_last: float
     """Median of the last `num_in_median` checkpoints: FixMatch's authors."""
     num_in_median: int
     num_checkpoints: int
+    """How many checkpoints were looked at, for `best` as for the rest."""
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -64,6 +68,8 @@ def classification_accuracy(
 ) -> dict[int, float]:
     """Percent correct by k of a classifier that maps images to logits, which is left as it was."""
     config = config or FeatureConfig()
+    if len(dataset) == 0:
+        raise ConfigError("a dataset must hold at least one image to have an accuracy, got none: check its folder")
     names = class_names(dataset)
     correct = torch.zeros(0)
     rows = torch.split(torch.arange(len(dataset)), config.batch_size)
@@ -72,8 +78,11 @@ def classification_accuracy(
         for images, labels in load_batches(dataset, [part.tolist() for part in rows], num_workers=config.num_workers):
             logits = network(images)
             if names is not None and logits.shape[1] != len(names):
-                sizes = f"{logits.shape[1]} for {len(names)}"
-                raise ConfigError(f"a classifier needs one output per class of the dataset, got {sizes}: match them")
+                raise ConfigError(
+                    f"the network must be a classifier with one output per class, got {logits.shape[1]} outputs for "
+                    f"{len(names)} classes (a self-supervised backbone?): use the linear evaluation"
+                )
+            check_labels(labels, logits.shape[1], split="test", allow_missing=True)
             ks = allowed_ks(logits.shape[1])
             correct = count_correct(logits, labels, ks) + (correct if len(correct) else 0)
     return {k: 100.0 * int(count) / len(dataset) for k, count in zip(ks, correct, strict=True)}
@@ -97,7 +106,10 @@ def evaluate_checkpoints(
 def few_labels(
     records: Sequence[CheckpointAccuracy], *, last_checkpoints: int = LAST_CHECKPOINTS
 ) -> list[FewLabelsResult]:
-    """Sum up the checkpoints of one run, teacher first; fewer than `last_checkpoints` are all taken, and counted."""
+    """Sum up the checkpoints of one run that were kept, teacher first.
+
+    Fewer than `last_checkpoints` are all taken for the median, and counted.
+    """
     if not records or last_checkpoints < 1:
         got = f"{len(records)} records and last_checkpoints={last_checkpoints}"
         raise ConfigError(f"a summary needs at least one checkpoint, got {got}: evaluate some checkpoints first")
