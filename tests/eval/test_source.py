@@ -141,3 +141,16 @@ def test_unknown_names_and_absent_files_are_told_apart(tmp_path):
         load_source(tmp_path)
     with pytest.raises(CheckpointError, match="finish the run"):
         load_source(tmp_path, network="student")
+
+
+def test_pretrained_weights_out_of_reach_are_one_sentence(monkeypatch):
+    import timm
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(*arguments, **keywords):
+        raise LocalEntryNotFoundError("Cannot find the file in the local cache. Try again.\nCheck your connection.")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(CheckpointError, match=r"'resnet18' could not be had \(Cannot .* cache\): pass a") as caught:
+        load_source("resnet18")
+    assert "\n" not in str(caught.value)

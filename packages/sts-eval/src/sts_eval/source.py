@@ -45,7 +45,24 @@ def load_source(
         return _from_checkpoint(path, build or timm_backbone)
     if Path(source).suffix or len(Path(source).parts) > 1:
         raise CheckpointError(f"a checkpoint must be a file, but {source} does not exist: check the path")
-    return Backbone(timm_backbone(str(source), pretrained=True), {"backbone": str(source), "pretrained": True})
+    return Backbone(_pretrained(str(source)), {"backbone": str(source), "pretrained": True})
+
+
+def _pretrained(name: str) -> nn.Module:
+    try:
+        return timm_backbone(name, pretrained=True)
+    except ConfigError:
+        raise
+    except Exception as error:  # timm, the hub and its HTTP client each have their own; the remedy is the same
+        raise CheckpointError(
+            f"a timm name stands for pretrained weights, but those of {name!r} could not be had ({_reason(error)}): "
+            "pass a checkpoint, or connect to the network or download them first"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of what an error says, to be put inside one of ours."""
+    return str(error).splitlines()[0].split(". ")[0].rstrip(".") if str(error) else type(error).__name__
 
 
 def _checkpoint_file(path: Path, network: str | None) -> Path | None:
@@ -127,9 +144,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # each reader has its own; the remedy is the same
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{path} must be a readable file of tensors, but it is not ({reason}): copy it again"
+            f"{path} must be a readable file of tensors, but it is not ({_reason(error)}): copy it again"
         ) from None
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise CheckpointError(f"{path} must hold a flat dict of tensors, which it does not: save module.state_dict()")
