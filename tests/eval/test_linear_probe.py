@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from sts_core.errors import ConfigError, StateError
 from sts_eval import (
@@ -226,6 +227,64 @@ def test_a_class_without_images_is_named(digit_features):
     assert linear_probe(lacking, test, config).last[1] > 80.0
 
 
+def test_the_augmented_probe_checks_labels_that_the_dataset_does_not_list(small_network):
+    labels = torch.arange(24) % 3
+    images = torch.randn(24, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    whole, lacking = TensorDataset(images, labels), TensorDataset(images[labels < 2], labels[labels < 2])
+    config, network = moco_protocol(learning_rates=(0.1,), epochs=1, batch_size=7), small_network(0)
+    with pytest.raises(DataError, match="training data, but it has none of 2"):
+        linear_probe(lacking, whole, config, backbone=network)
+    with pytest.raises(DataError, match="test data, but it has none of 2"):
+        linear_probe(whole, lacking, config, backbone=network)
+    allowed = replace(config, allow_missing_classes=True)
+    assert linear_probe(whole, lacking, allowed, backbone=network).classifier.out_features == 3
+    negative = TensorDataset(images, labels - 1)
+    with pytest.raises(DataError, match=r"training labels must lie in 0..2, got -1..1"):
+        linear_probe(negative, whole, config, backbone=network)
+
+
+def test_features_of_half_precision_are_taken_as_float32(digit_features):
+    halves = [Features(f.values.half(), f.labels.int(), f.classes) for f in digit_features]
+    rounded = [Features(f.values.half().float(), f.labels, f.classes) for f in digit_features]
+    for config in (moco_protocol(augment=False, epochs=1), fast_protocol(solver="ridge")):
+        assert linear_probe(*halves, config) == linear_probe(*rounded, config)
+    assert Features(rounded[0].values, rounded[0].labels).values is rounded[0].values  # not copied
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_features_that_are_not_finite_are_refused_before_any_use(bad):
+    values = torch.zeros(4, 3)
+    values[2, 1] = bad
+    with pytest.raises(StateError, match="features must be finite"):
+        Features(values, torch.arange(4))
+
+
+def test_features_that_are_empty_or_labelled_by_fractions_are_refused():
+    with pytest.raises(ConfigError, match="not empty"):
+        Features(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(ConfigError, match="whole numbers"):
+        Features(torch.zeros(2, 3), torch.zeros(2))
+
+
+@pytest.mark.parametrize("fraction", [0.9999, 0.0001])
+def test_a_held_out_part_of_all_or_none_of_the_data_is_refused(fraction, digit_features):
+    with pytest.raises(ConfigError, match="some of the 899 training images"):
+        linear_probe(*digit_features, fast_protocol(held_out_fraction=fraction))
+
+
+def test_a_damaged_state_file_is_named(tmp_path, digit_features):
+    config, file = moco_protocol(augment=False, epochs=1), tmp_path / "probe.pt"
+    linear_probe(*digit_features, config, state_file=file)
+    whole = file.read_bytes()
+    for damaged in (b"", b"garbage", whole[: len(whole) // 2]):
+        file.write_bytes(damaged)
+        with pytest.raises(StateError, match=r"probe\.pt is damaged .*: delete it"):
+            linear_probe(*digit_features, config, state_file=file)
+    torch.save({"weights": torch.zeros(1)}, file)
+    with pytest.raises(StateError, match=r"probe\.pt is damaged or of another kind \(KeyError\): delete it"):
+        linear_probe(*digit_features, config, state_file=file)
+
+
 def test_splits_that_number_their_classes_differently_are_refused(digit_features):
     train, test = digit_features
     shifted = Features(test.values, test.labels, (*train.classes[1:], "extra"))
@@ -243,6 +302,15 @@ def test_splits_that_number_their_classes_differently_are_refused(digit_features
         {"epochs": 0},
         {"held_out_fraction": 1.0},
         {"schedule": "linear"},
+        {"epochs": float("inf")},
+        {"seed": -1},
+        {"seed": 2**64},
+        {"seed": 0.5},
+        {"weight_decay": float("nan")},
+        {"weight_decay": -1e-4},
+        {"gamma": -5.0},
+        {"gamma": float("inf")},
+        {"milestones": (-1,)},
     ],
 )
 def test_impossible_settings_are_refused(values):

@@ -89,3 +89,5 @@ def test_impossible_requests_are_refused(digit_features):
         nearest_neighbours(Features(train.values[train.labels > 0], train.labels[train.labels > 0]), test)
     with pytest.raises(ConfigError):
         NeighboursConfig(temperatures=(0.0,))
+    with pytest.raises(ConfigError):
+        NeighboursConfig(temperatures=(0.07, float("nan")))

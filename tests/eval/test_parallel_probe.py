@@ -5,6 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from sts_eval import FeatureConfig, moco_protocol, parallel
+from sts_eval.features import FrozenBackbone
+from sts_eval.linear_sources import AugmentedFeatures
 
 SCRIPT = Path(__file__).with_name("probe_worker.py")
 
@@ -35,3 +42,18 @@ def test_two_processes_find_what_one_finds(tmp_path):
     for name, values in alone.items():
         # A sum in another order can turn one of 898 digits at the boundary, never more.
         assert both[0][name] == pytest.approx(values, rel=1e-5, abs=0.23), name
+
+
+def test_each_process_reads_its_share_of_labels_that_are_not_listed(monkeypatch):
+    labels = torch.arange(1, 12)
+    data, backbone = (
+        TensorDataset(torch.randn(11, 1, 8, 8), labels),
+        FrozenBackbone(nn.Flatten(), FeatureConfig(), "cpu"),
+    )
+    monkeypatch.setattr(parallel, "world_size", lambda: 3)
+    shares = []
+    for rank in range(3):  # the sum over processes is what sum_across_ranks_ would make of them
+        monkeypatch.setattr(parallel, "rank", lambda rank=rank: rank)
+        shares.append(AugmentedFeatures(data, 8, moco_protocol(batch_size=2), backbone).labels)
+    assert [int((share > 0).sum()) for share in shares] == [4, 4, 3]
+    assert torch.equal(sum(shares), labels)

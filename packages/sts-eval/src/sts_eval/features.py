@@ -41,7 +41,7 @@ class FeatureConfig:
 
 @dataclass(frozen=True)
 class Features:
-    """Features [N, D] and labels [N] of one split, possibly memory-mapped."""
+    """Features [N, D], taken as float32, and labels [N] of one split, possibly memory-mapped."""
 
     values: Tensor
     labels: Tensor
@@ -53,9 +53,15 @@ class Features:
     """Time spent in the network and in storing its output."""
 
     def __post_init__(self) -> None:
-        if self.values.ndim != 2 or self.labels.shape != self.values.shape[:1]:
+        if self.values.ndim != 2 or self.labels.shape != self.values.shape[:1] or self.values.numel() == 0:
             shapes = f"{tuple(self.values.shape)} and {tuple(self.labels.shape)}"
-            raise ConfigError(f"features must be [N, D] and labels [N], got {shapes}: flatten or align them")
+            raise ConfigError(f"features must be [N, D] and labels [N], not empty, got {shapes}: flatten or align them")
+        if self.labels.is_floating_point():
+            raise ConfigError(f"labels must be whole numbers, got {self.labels.dtype}: convert them with .long()")
+        object.__setattr__(self, "values", self.values.float())  # no copy of what is float32 already
+        object.__setattr__(self, "labels", self.labels.long())
+        if not torch.stack(self.values.aminmax()).isfinite().all():  # one fast pass, without a temporary
+            raise StateError("features must be finite, but they hold NaN or infinity: check the weights and the images")
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -107,7 +107,8 @@ def linear_probe(
 
     `train` and `test` are `Features`, or datasets that `backbone` turns into features (see `extract_features` for
     `features` and `cache`). With `config.augment`, `train` is a dataset of PIL images or normalised tensors that the
-    backbone sees freshly cropped in every epoch. With `state_file`, a killed SGD run goes on after its last evaluation.
+    backbone sees freshly cropped in every epoch (read once more before, for its labels, where it has no `targets`).
+    With `state_file`, a killed SGD run goes on after its last evaluation.
     """
     config = config or LinearProbeConfig()
     with untouched(backbone if backbone is not None else nn.Identity()):
@@ -182,11 +183,10 @@ def _check(source: TrainingFeatures, tested: Features, config: LinearProbeConfig
         sizes = f"{source.num_features} and {tested.values.shape[1]}"
         raise ConfigError(f"training and test features must have the same width, got {sizes}: use one backbone")
     names = source.classes or tested.classes
-    highest = int(tested.labels.max()) if source.labels is None else int(max(source.labels.max(), tested.labels.max()))
+    highest = int(max(source.labels.max(), tested.labels.max()))
     num_classes = len(names) if names is not None else highest + 1
     for split, labels in (("training", source.labels), ("test", tested.labels)):
-        if labels is not None:
-            check_labels(labels, num_classes, split=split, names=names, allow_missing=config.allow_missing_classes)
+        check_labels(labels, num_classes, split=split, names=names, allow_missing=config.allow_missing_classes)
     return num_classes
 
 

@@ -67,12 +67,21 @@ class LinearProbeConfig:
     def _check_numbers(self) -> None:
         if not self.settings or not all(math.isfinite(value) and value > 0 for value in self.settings):
             raise ConfigError(f"the grid needs one or more positive numbers, got {self.settings}: pass e.g. (0.1, 1.0)")
-        if min(self.epochs, self.batch_size, self.evaluate_every_epochs) < 1:
+        if not all(1 <= value < math.inf for value in (self.epochs, self.batch_size, self.evaluate_every_epochs)):
             got = f"{self.epochs}, {self.batch_size}, {self.evaluate_every_epochs}"
-            raise ConfigError(f"epochs, batch_size and evaluate_every_epochs must be at least 1, got {got}: raise them")
+            raise ConfigError(
+                f"epochs, batch_size and evaluate_every_epochs must be finite and at least 1, got {got}: correct them"
+            )
         if not 0.0 <= self.held_out_fraction < 1.0 or not 0.0 <= self.momentum < 1.0:
             got = f"{self.held_out_fraction} and {self.momentum}"
             raise ConfigError(f"held_out_fraction and momentum must be in [0, 1), got {got}: lower them")
+        if not all(0 <= value < math.inf for value in (self.weight_decay, self.gamma, *self.milestones)):
+            got = f"{self.weight_decay}, {self.gamma}, {self.milestones}"
+            raise ConfigError(
+                f"weight_decay, gamma and milestones must be finite and at least 0, got {got}: correct them"
+            )
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise ConfigError(f"seed must be an integer in [0, 2**64), got {self.seed!r}: pass one")
 
     @property
     def settings(self) -> tuple[float, ...]:

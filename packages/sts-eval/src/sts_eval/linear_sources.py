@@ -29,7 +29,7 @@ class TrainingFeatures:
 
     num_rows: int
     num_features: int
-    labels: Tensor | None
+    labels: Tensor
     classes: tuple[str, ...] | None
     held_out: Features | None = None
 
@@ -46,6 +46,11 @@ class CachedFeatures(TrainingFeatures):
         self.num_features, self.classes = data.values.shape[1], data.classes
         order = torch.from_numpy(epoch_order(len(data), config.seed, HELD_OUT_KEY))
         kept_back = round(config.held_out_fraction * len(data))
+        if config.held_out_fraction and not 0 < kept_back < len(data):
+            raise ConfigError(
+                f"held_out_fraction must keep back some of the {len(data)} training images and leave some, "
+                f"got {config.held_out_fraction}: choose e.g. 0.1"
+            )
         self.held_out = Features(data.values[order[:kept_back]], data.labels[order[:kept_back]]) if kept_back else None
         self.rows = order[kept_back:].sort().values
         self.num_rows, self.labels = len(self.rows), data.labels[self.rows]
@@ -71,8 +76,20 @@ class AugmentedFeatures(TrainingFeatures):
                 f"held_out_fraction needs augment=False, got {config.held_out_fraction} with augment=True: change one"
             )
         self.dataset, self.image_size, self.config, self.backbone = dataset, image_size, config, backbone
-        self.num_rows, self.labels, self.classes = len(dataset), labels_of(dataset), class_names(dataset)
+        self.num_rows, self.classes = len(dataset), class_names(dataset)
         self.num_features = backbone.num_features(self._samples(0))
+        listed = labels_of(dataset)
+        self.labels = self._read_labels() if listed is None else listed
+
+    def _read_labels(self) -> Tensor:
+        """The labels of a dataset that does not list them: one pass over the images, shared out among the processes."""
+        labels = torch.zeros(self.num_rows, dtype=torch.int64)
+        mine = torch.arange(parallel.rank(), self.num_rows, parallel.world_size())
+        rows = [part.tolist() for part in torch.split(mine, self.config.batch_size)]
+        loaded = load_batches(self._samples(0), rows, num_workers=self.backbone.config.num_workers)
+        for part, (_, found) in zip(rows, loaded, strict=True):
+            labels[part] = found
+        return parallel.sum_across_ranks_(labels)
 
     def _samples(self, epoch: int) -> AugmentedSamples:
         return AugmentedSamples(self.dataset, image_size=self.image_size, seed=self.config.seed, epoch=epoch)

@@ -4,6 +4,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +94,7 @@ class _StateFile:
         parallel.barrier()
         if self.path is None or not self.path.is_file():
             return ProbeRun()
-        state = torch.load(self.path, map_location="cpu", weights_only=True)
+        state = self._read(self.path)
         if state["settings"] != self.settings or not self._is_ours(state["sample"]):
             raise StateError(
                 f"a probe resumes with the settings, data and backbone it began with, but {self.path} has others: "
@@ -102,6 +103,17 @@ class _StateFile:
         heads.load_state_dict(state["heads"])
         parallel.barrier()  # rank 0 writes the file again only when everybody has read it
         return ProbeRun(state["epochs"], state["accuracies"])
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Any]:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            return {name: state[name] for name in ("settings", "sample", "heads", "epochs", "accuracies")}
+        except Exception as error:  # a damaged file fails in many ways; the remedy is the same
+            raise StateError(
+                f"a probe goes on from the state that it wrote, but {path} is damaged or of another kind "
+                f"({type(error).__name__}): delete it"
+            ) from None
 
     def _is_ours(self, sample: Tensor) -> bool:
         same_shape = sample.shape == self.sample.shape

@@ -1,6 +1,7 @@
 """k-nearest-neighbour evaluation with a similarity-weighted vote, in memory that does not grow with the bank."""
 
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -32,9 +33,10 @@ class NeighboursConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ks", tuple(self.ks))
         object.__setattr__(self, "temperatures", tuple(self.temperatures))
-        if not self.ks or min(self.ks) < 1 or not self.temperatures or not min(self.temperatures) > 0:
+        if not self.ks or min(self.ks) < 1 or not self.temperatures or not all(0 < t < inf for t in self.temperatures):
             raise ConfigError(
-                f"ks and temperatures must be positive, got {self.ks} and {self.temperatures}: pass (20,) and (0.07,)"
+                f"ks and temperatures must be positive and finite, got {self.ks} and {self.temperatures}: "
+                "pass (20,) and (0.07,)"
             )
         if min(self.query_rows, self.bank_rows) < 1:
             got = f"{self.query_rows} and {self.bank_rows}"
