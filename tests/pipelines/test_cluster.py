@@ -1,32 +1,75 @@
 """The local cluster's surroundings: what it leaves behind and what it respects."""
 
 import os
+import signal
 import socket
-import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sts_pipelines import cluster
-from sts_pipelines.errors import RunError
+from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.main import main
 from sts_pipelines.pipeline import ClusterConfig
 
 
-def test_folders_of_killed_commands_are_removed_and_others_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    dead, kept, alive, foreign = f"sts-{ended.pid}-a", f"sts-{ended.pid}-b", f"sts-{os.getpid()}-c", "sts-x-y"
-    for name in (dead, kept, alive, foreign):
-        (tmp_path / name).mkdir()
-    (tmp_path / kept / "keep").touch()
+def test_only_folders_of_killed_commands_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.path.isdir", lambda path: False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    new = cluster.session_folder()
-    assert new.name.startswith(f"sts-{os.getpid()}-")
-    assert {path.name for path in tmp_path.iterdir()} == {kept, alive, foreign, new.name}
+    foreign = tmp_path / "sts-4194305-mydata"
+    foreign.mkdir()
+    with cluster.session_folder() as alive:
+        parent = alive.parent
+        assert (parent.name, parent.stat().st_mode & 0o777) == (f"sts-ray-{os.getuid()}", 0o700)
+        for name in ("killed", "unmarked"):
+            (parent / name).mkdir()
+        (parent / "killed" / "owned").touch()
+        with cluster.session_folder() as kept:
+            assert {path.name for path in parent.iterdir()} == {alive.name, kept.name, "unmarked"}
+            cluster.keep(kept)
+    assert {path.name for path in parent.iterdir()} == {kept.name, "unmarked"}
+    assert foreign.is_dir()
+
+
+def test_a_folder_of_sessions_that_is_somebody_else_s_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.path.isdir", lambda path: False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"sts-ray-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="must be a folder of your own"), cluster.session_folder():
+        pass
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_ctrl_c_under_ray_is_an_interrupt_as_anywhere_else(
+    address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+
+    monkeypatch.setattr("os.path.isdir", lambda path: False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(ray, "init", lambda **options: SimpleNamespace(dashboard_url="127.0.0.1"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0})
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    config = ClusterConfig(num_workers=1, use_gpu=False, address=address)
+
+    def fit(arguments: object, overrides: object) -> int:
+        with cluster.ray_cluster(config, num_cpus=1):  # what Ray's trainer does
+            signal.signal(signal.SIGINT, lambda number, frame: sys.exit(0))
+            signal.raise_signal(signal.SIGINT)
+        return 0
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("sts_pipelines.verbs.run.run", fit)
+    assert main(["run", "quickstart"]) == 130
+    assert "the same command continues" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
+    assert list(tmp_path.glob("sts-ray-*/*")) == []
 
 
 def test_what_the_user_has_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,17 @@
 """Joining a Ray cluster, or starting a small, quiet one of our own that is gone when the command ends."""
 
 import contextlib
+import fcntl
 import math
 import os
 import secrets
 import shutil
+import signal
 import socket
+import stat
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ TRIAL_CPUS = 0.01
 _OBJECT_STORE_BYTES = 128 << 20  # the data goes through torch loaders, not through Ray's object store
 
 _SECONDS_TO_ANSWER = 10.0
+_MARK = "owned"
 
 
 def prepare_environment(*, local: bool) -> None:
@@ -60,16 +65,29 @@ def ray_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
 
     if ray.is_initialized():
         yield
-        return
-    if config.address is None:
-        with _local_cluster(config, num_cpus=num_cpus):
+    elif config.address is None:
+        with _local_cluster(config, num_cpus=num_cpus), _plain_interrupts():
             yield
-        return
-    _connect(config)
+    else:
+        _connect(config)
+        try:
+            with _plain_interrupts():
+                yield
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _plain_interrupts() -> Iterator[None]:
+    """Ray Train answers Ctrl-C with sys.exit, and leaves its handler behind: make it a KeyboardInterrupt again."""
+    handler = signal.getsignal(signal.SIGINT)
     try:
         yield
+    except SystemExit as error:
+        raise KeyboardInterrupt from error
     finally:
-        ray.shutdown()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
 
 
 def local_resources() -> dict[str, float]:
@@ -125,26 +143,62 @@ def _check_gpus(config: ClusterConfig) -> None:
         )
 
 
-def session_folder() -> Path:
-    """A new folder for Ray's sockets and logs, named by our process; those of processes that were killed are removed.
+@contextlib.contextmanager
+def session_folder() -> Iterator[Path]:
+    """A new folder for Ray's sockets and logs, removed at the end; those of commands that were killed are removed too.
 
-    It is not in the run folder because the path of a socket may have at most 107 bytes.
+    Its mark, locked while we live, is what lets a folder be removed: one without (see `keep`) stays. It is not in the
+    run folder because the path of a socket may have at most 107 bytes.
     """
-    parent = Path("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir())
-    for old in parent.glob("sts-*-*"):
-        owner = old.name.split("-")[1]
-        if owner.isdigit() and not _is_alive(int(owner)) and not (old / "keep").exists():
-            shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"sts-{os.getpid()}-", dir=parent))
+    parent = _folder_of_sessions()
+    with _locked(parent):  # or others would take a folder whose mark is not locked yet for a killed command's
+        for old in parent.iterdir():
+            if _is_abandoned(old):
+                shutil.rmtree(old, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix="", dir=parent))
+        mark = (folder / _MARK).open("w")
+        fcntl.flock(mark, fcntl.LOCK_EX)
+    with mark:
+        try:
+            yield folder
+        finally:
+            if (folder / _MARK).exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_alive(pid: int) -> bool:
+def keep(session: Path) -> None:
+    """Let a session's folder stay, with its logs."""
+    (session / _MARK).unlink()
+
+
+def _folder_of_sessions() -> Path:
+    """The folder of this user's sessions, and of nobody else's: whoever owned it could put anything in Ray's way."""
+    parent = Path("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()) / f"sts-ray-{os.getuid()}"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    status = parent.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+        raise UsageError(f"{parent} must be a folder of your own for Ray's sockets, but is not: have it removed")
+    parent.chmod(0o700)
+    return parent
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_abandoned(session: Path) -> bool:
+    """Whether the folder has our mark and nobody holds its lock."""
+    try:
+        with (session / _MARK).open() as mark:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # no mark, or a lock that is held
         return False
-    except PermissionError:  # another user's
-        return True
     return True
 
 
@@ -153,8 +207,22 @@ def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
     import ray
 
     _check_gpus(config)
-    session = session_folder()
-    print("starting Ray on this machine ...", file=sys.stderr, flush=True)
+    with session_folder() as session:
+        print("starting Ray on this machine ...", file=sys.stderr, flush=True)
+        try:
+            _start(config, session, num_cpus=num_cpus)
+            yield
+        except Exception:
+            keep(session)
+            print(f"sts: Ray's logs are in {session}/session_latest/logs", file=sys.stderr)
+            raise
+        finally:
+            ray.shutdown()
+
+
+def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
+    import ray
+
     options: dict[str, Any] = {} if config.dashboard_port is None else {"dashboard_port": config.dashboard_port}
     try:
         connection = ray.init(
@@ -170,16 +238,5 @@ def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
         )
     except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RunError(f"Ray could not be started on this machine: {reason} (logs in {session})") from error
+        raise RunError(f"Ray could not be started on this machine: {reason}") from error
     print(f"Ray's dashboard is at http://{connection.dashboard_url}; starting workers ...", file=sys.stderr, flush=True)
-    try:
-        yield
-    except BaseException:
-        (session / "keep").touch()
-        print(f"sts: Ray's logs are in {session}/session_latest/logs", file=sys.stderr)
-        raise
-    else:
-        ray.shutdown()
-        shutil.rmtree(session, ignore_errors=True)
-    finally:
-        ray.shutdown()

@@ -4,7 +4,6 @@ python -m sts_pipelines.pretended '{"num_cpus": 96, "num_gpus": 8, "bundles": [{
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -30,22 +29,21 @@ def _place(request: Mapping[str, Any]) -> int:
 
     from sts_pipelines.cluster import session_folder
 
-    session = session_folder()
-    ray.init(
-        num_cpus=request["num_cpus"],
-        num_gpus=request["num_gpus"],
-        include_dashboard=False,
-        object_store_memory=128 << 20,
-        _temp_dir=str(session),
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-    try:
-        group = ray.util.placement_group(request["bundles"], strategy="PACK")
-        return _FITS if group.wait(timeout_seconds=10) else _DOES_NOT_FIT
-    finally:
-        ray.shutdown()
-        shutil.rmtree(session, ignore_errors=True)
+    with session_folder() as session:
+        ray.init(
+            num_cpus=request["num_cpus"],
+            num_gpus=request["num_gpus"],
+            include_dashboard=False,
+            object_store_memory=128 << 20,
+            _temp_dir=str(session),
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        try:
+            group = ray.util.placement_group(request["bundles"], strategy="PACK")
+            return _FITS if group.wait(timeout_seconds=10) else _DOES_NOT_FIT
+        finally:
+            ray.shutdown()
 
 
 if __name__ == "__main__":
