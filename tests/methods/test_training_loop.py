@@ -1,6 +1,7 @@
 """The loop: what a step does, what it logs and what stops it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from sts_methods.data import DataConfig, build_training_data
 from sts_methods.fixmatch import FixMatchConfig
 from sts_methods.guards import CollapseError, NonFiniteLossError
 from sts_methods.learner import Learner
+from sts_methods.method import Batch, StepResult
+from sts_methods.moco import MoCo, MoCoConfig
 from sts_methods.optim import OptimizerConfig
 from sts_methods.precision import autocast_dtype, cpu_supports
-from sts_methods.training import TrainingConfig
+from sts_methods.training import TrainingConfig, fit
 
 
 def test_the_loop_equals_the_algorithm_written_out(tiny: Any, tmp_path: Path) -> None:
@@ -124,6 +127,29 @@ def test_a_nonfinite_loss_can_be_left_out_with_a_warning(tiny: Any, tmp_path: Pa
     assert state is not None
     assert state["smoother"]["step"] == 11
     assert tiny.logged(tmp_path)[5]["loss"] is None
+
+
+class SpoiledMoCo(MoCo):
+    """MoCo whose second batch has infinite pixels."""
+
+    def forward(self, batch: Batch) -> StepResult:
+        views = tuple(view / (batch.step != 1) for view in batch.views)
+        return super().forward(replace(batch, views=views))
+
+
+def test_a_batch_that_is_left_out_leaves_nothing_in_the_queue_and_the_statistics(tiny: Any, tmp_path: Path) -> None:
+    method = MoCoConfig(backbone="wrn_10_1", stem="cifar", dim=8, queue_size=64, bn_groups=2)
+    data = DataConfig(recipe="moco", image_size=8)
+    config = TrainingConfig(
+        method=method, data=data, global_batch_size=16, steps=3, checkpoint_every_steps=1, on_nonfinite="warn"
+    )
+    with pytest.warns(UserWarning, match="the update was left out"):
+        result = fit(config, tiny.runtime(tmp_path), method=SpoiledMoCo(method, seed=0))
+    assert result.step == 3
+    tensors = result.method.state_dict()
+    assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
+    assert tensors["queue_position"] == 32
+    assert {int(tensors[name]) for name in tensors if name.endswith("num_batches_tracked")} == {2}
 
 
 def test_collapsed_features_stop_the_run_or_warn_once(tiny: Any, tmp_path: Path) -> None:

@@ -54,10 +54,13 @@ class Learner:
         )
         self.bank = TeacherBank(student=method.student, configs=config.bank, seed=config.seed) if config.bank else None
         self._wrapped: nn.Module = runtime.wrap(self.method)
+        self._buffers_before: dict[str, Tensor] = {}
 
     def accumulate_gradients(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """Gradients of the mean loss over the micro-batches; the mean loss and metrics, detached."""
         self.optimizer.zero_grad(set_to_none=True)
+        if self.config.on_nonfinite == "warn":
+            self._buffers_before = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
         totals: dict[str, Tensor] = {}
         for number, batch in enumerate(batches, start=1):
             with self._synchronised(number == len(batches)):
@@ -69,6 +72,12 @@ class Learner:
                 share = value.detach().float() / len(batches)
                 totals[name] = totals[name] + share if name in totals else share
         return totals
+
+    @torch.no_grad()
+    def forget_batches(self) -> None:
+        """Take back what the last forward passes left in buffers: batch norm statistics, a queue, a centre."""
+        for name, buffer in self.method.named_buffers():
+            buffer.copy_(self._buffers_before[name])
 
     def update_student(self, step: int) -> bool:
         """One optimizer step; False if the scaler left it out because scaled float16 gradients overflowed."""

@@ -65,7 +65,7 @@ class TrainingConfig:
     verify_ranks_every_steps: int | None = 1000
     """Steps between comparisons of all weights across workers."""
     on_nonfinite: Reaction = "stop"
-    """A NaN or infinite loss stops the run, or leaves the update out with a warning."""
+    """A NaN or infinite loss stops the run, or leaves the whole batch out with a warning (a copy of buffers a step)."""
     on_collapse: Reaction = "warn"
     """Collapsed features stop the run, or give a warning."""
     collapse_feature_std: float = 1e-3
@@ -160,7 +160,9 @@ def fit(
         for step in range(run.step, run.total_steps):
             batches = next(run.batches)
             metrics = run.learner.accumulate_gradients(batches)
-            if run.guard.accepts(metrics["loss"], batches, step) and run.learner.update_student(step):
+            if not run.guard.accepts(metrics["loss"], batches, step):
+                run.learner.forget_batches()
+            elif run.learner.update_student(step):
                 run.learner.update_teacher(step)
             run.end_step(metrics, batches)
         run.save_backbones()
