@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def test_a_changed_config_is_refused_by_name_and_operational_settings_are_not(ti
     changed = tiny.tiny_config(smoothing=temporal_moving_average(0.9, buffers="keep"), seed=3)
     with pytest.raises(StateError, match=r"preserve_probability was 0\.5 and is now 0\.0; seed was 0 and is now 3"):
         tiny.tiny_fit(changed, tiny.runtime(tmp_path))
-    operational = tiny.tiny_config(checkpoint_every_steps=5, keep_checkpoints=1, log_every_steps=7)
+    skipping = replace(tiny.tiny_config().data, on_error="skip")
+    operational = tiny.tiny_config(data=skipping, checkpoint_every_steps=5, keep_checkpoints=1, log_every_steps=7)
     assert tiny.tiny_fit(operational, tiny.runtime(tmp_path)).step == 12
 
 

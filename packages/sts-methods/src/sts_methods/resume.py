@@ -20,8 +20,10 @@ OPERATIONAL = {
     "collapse_effective_rank",
     "data.root",
     "data.num_workers",
+    "data.on_error",
 }
-"""Settings that may change between a run and its continuation, since no weight depends on them."""
+"""Settings that may change between a run and its continuation, since no weight depends on them; of `data.on_error` only
+those of a run that would have stopped."""
 
 
 def config_to_json(config: Any) -> dict[str, Any]:
