@@ -1,5 +1,6 @@
 import copy
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -9,10 +10,14 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from sts_core.errors import ConfigError, StateError
 from sts_eval import DataError, FeatureConfig, extract_features, image_folder
+from sts_eval.feature_cache import dataset_fingerprint
 from sts_eval.untouched import digest_of, untouched
+from sts_methods.datasets import open_source, statistics_of
+from sts_methods.evaluation import EvaluationDataset
 
 
 class Stops(torch.utils.data.Dataset):
@@ -33,6 +38,20 @@ class Stops(torch.utils.data.Dataset):
 
 def probes(dataset):
     return {i * (len(dataset) - 1) // 7 for i in range(8)}
+
+
+def make_folder(root: Path, classes: int, images: int) -> Path:
+    for c in range(classes):
+        (root / f"class{c}").mkdir(parents=True)
+        for i in range(images):
+            pixels = np.random.default_rng(10 * c + i).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / f"class{c}" / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def files(tmp_path):
+    return image_folder(make_folder(tmp_path / "images", 2, 30), image_size=16)
 
 
 def test_features_are_the_backbones_output_in_order(digit_images, small_network):
@@ -86,19 +105,19 @@ def test_the_original_error_of_a_block_is_not_hidden_by_the_check(small_network)
         raise ZeroDivisionError
 
 
-def test_a_cache_gives_the_same_features_without_reading_the_images_again(tmp_path, digit_images, small_network):
-    network, data = small_network(0), Stops(digit_images[0], None)
-    fresh = extract_features(network, data, cache=tmp_path)
+def test_a_cache_gives_the_same_features_without_reading_the_files_again(tmp_path, files):
+    network, data = nn.Flatten(), Stops(files, None)
+    fresh = extract_features(network, data, cache=tmp_path / "cache")
     data.read.clear()
-    cached = extract_features(network, data, FeatureConfig(batch_size=33), cache=tmp_path)
+    cached = extract_features(network, data, FeatureConfig(batch_size=33), cache=tmp_path / "cache")
     assert torch.equal(fresh.values, cached.values)
     assert torch.equal(fresh.labels, cached.labels)
     assert set(data.read) == probes(data)  # the samples that identify the dataset, and no others
 
 
-def test_a_stopped_extraction_goes_on_where_it_stopped(tmp_path, digit_images, small_network):
-    network, config = small_network(0), FeatureConfig(batch_size=50)
-    whole = extract_features(network, digit_images[0], config)
+def test_a_stopped_extraction_goes_on_where_it_stopped(tmp_path, files):
+    network, config, cache = nn.Flatten(), FeatureConfig(batch_size=5), tmp_path / "cache"
+    whole = extract_features(network, files, config)
 
     class StopsInPass(Stops):
         """Stops in the pass over all samples, not while the dataset is identified."""
@@ -110,34 +129,34 @@ def test_a_stopped_extraction_goes_on_where_it_stopped(tmp_path, digit_images, s
                 raise KeyboardInterrupt
             return self.dataset[index]
 
-    data = StopsInPass(digit_images[0], 420)
+    data = StopsInPass(files, 42)
     with pytest.raises(KeyboardInterrupt):
-        extract_features(network, data, config, cache=tmp_path)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".partial"]
+        extract_features(network, data, config, cache=cache)
+    assert [path.suffix for path in cache.iterdir()] == [".partial"]
     data.last = None
     data.read.clear()
-    resumed = extract_features(network, data, FeatureConfig(batch_size=64), cache=tmp_path)
+    resumed = extract_features(network, data, FeatureConfig(batch_size=64), cache=cache)
     assert torch.allclose(resumed.values, whole.values, atol=1e-6)
     assert torch.equal(resumed.labels, whole.labels)
-    again = [index for index in data.read if index < 400 and index not in probes(data)]
-    assert again == []  # eight blocks of fifty were on disk
-    assert [path.suffix for path in tmp_path.iterdir()] == [""]
+    again = [index for index in data.read if index < 40 and index not in probes(data)]
+    assert again == []  # eight blocks of five were on disk
+    assert [path.suffix for path in cache.iterdir()] == [""]
 
 
-def test_who_finds_a_cache_being_filled_waits_for_it(tmp_path, digit_images, small_network):
-    half, go_on = threading.Event(), threading.Event()
+def test_who_finds_a_cache_being_filled_waits_for_it(tmp_path, files):
+    cache, half, go_on = tmp_path / "cache", threading.Event(), threading.Event()
 
     class Pauses(Stops):
         def __getitem__(self, index):
-            if len(self.read) == 300:
+            if len(self.read) == 40:
                 half.set()
                 assert go_on.wait(60)
             return super().__getitem__(index)
 
-    first, second, found = Pauses(digit_images[0], None), Stops(digit_images[0], None), {}
+    first, second, found = Pauses(files, None), Stops(files, None), {}
 
     def extract(name, dataset):
-        found[name] = extract_features(small_network(0), dataset, cache=tmp_path)
+        found[name] = extract_features(nn.Flatten(), dataset, cache=cache)
 
     threads = [threading.Thread(target=extract, args=pair) for pair in (("first", first), ("second", second))]
     threads[0].start()
@@ -152,7 +171,7 @@ def test_who_finds_a_cache_being_filled_waits_for_it(tmp_path, digit_images, sma
     assert torch.equal(found["first"].values, found["second"].values)
     assert found["first"].values.abs().sum(dim=1).min() > 0
     assert set(second.read) == probes(second)
-    assert [path.suffix for path in tmp_path.iterdir()] == [""]
+    assert [path.suffix for path in cache.iterdir()] == [""]
 
 
 def test_other_weights_another_dataset_or_another_precision_get_their_own_cache(tmp_path, digit_images, small_network):
@@ -174,16 +193,7 @@ def test_changing_cached_features_in_memory_leaves_the_file_alone(tmp_path, digi
     assert torch.equal(second.values, kept)
 
 
-def make_folder(root: Path, classes: int, images: int) -> Path:
-    for c in range(classes):
-        (root / f"class{c}").mkdir(parents=True)
-        for i in range(images):
-            pixels = np.random.default_rng(10 * c + i).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / f"class{c}" / f"{i}.png")
-    return root
-
-
-def test_a_cache_knows_every_file_and_label_but_not_the_folder(tmp_path, digit_images):
+def test_a_cache_knows_every_file_and_the_transform_but_not_the_folder(tmp_path):
     def extract(dataset):
         extract_features(nn.Flatten(), dataset, cache=tmp_path / "cache")
         return len(list((tmp_path / "cache").iterdir()))
@@ -195,10 +205,54 @@ def test_a_cache_knows_every_file_and_label_but_not_the_folder(tmp_path, digit_i
     assert extract(image_folder(root, image_size=16)) == 1
     (root / "class1" / "11.png").rename(root / "class1" / "11b.png")
     assert extract(image_folder(root, image_size=16)) == 2
-    digits = copy.deepcopy(digit_images[0])
-    assert extract(digits) == 3
-    digits.targets[3] += 1
-    assert extract(digits) == 4
+    os.utime(root / "class1" / "11b.png", (0, 0))  # as after a change that leaves the size as it was
+    assert extract(image_folder(root, image_size=16)) == 3
+    assert extract(image_folder(root, image_size=16, resize=30)) == 4
+
+
+def test_a_cache_knows_every_pixel_and_label_of_a_dataset_in_memory(tmp_path, digit_images):
+    images, labels = digit_images[0].images.clone(), digit_images[0].targets.clone()
+    listed = copy.deepcopy(digit_images[0])
+    for changed in (lambda: None, lambda: images[3].add_(1), lambda: labels[3].add_(1)):
+        changed()
+        listed.images, listed.targets = images, labels
+        for dataset in (TensorDataset(images, labels), listed):
+            found = extract_features(nn.Flatten(), dataset, cache=tmp_path)
+            assert torch.equal(found.values, images.flatten(1))
+            assert torch.equal(found.labels, labels)
+
+
+def test_the_files_of_the_training_packages_dataset_are_not_all_read_to_identify_them(tmp_path):
+    root = make_folder(tmp_path / "train", 2, 30)
+    source = open_source("imagefolder", str(tmp_path), "train", image_size=16)
+    data = Stops(EvaluationDataset(source, image_size=16, statistics=statistics_of("imagefolder")), None)
+    first = dataset_fingerprint(data, "")
+    assert set(data.read) == probes(data)
+    os.utime(root / "class1" / "11.png", (0, 0))
+    assert dataset_fingerprint(data, "") != first
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("values.f32", lambda content: content[:-4]), ("labels.i64", None)]
+    + [("meta.json", lambda content, keep=keep: content[:keep]) for keep in (0, 20)],
+)
+def test_a_damaged_cache_is_refused_with_the_folder_to_delete(tmp_path, digit_images, name, change, partial):
+    def extract():
+        extract_features(nn.Flatten(), digit_images[0], cache=tmp_path)
+
+    extract()
+    (folder,) = tmp_path.iterdir()
+    if partial:
+        folder = folder.rename(folder.with_name(folder.name + ".partial"))
+        (folder / "blocks.u8").write_bytes(bytes(2))
+    content = (folder / name).read_bytes()
+    (folder / name).unlink()
+    if change is not None:
+        (folder / name).write_bytes(change(content))
+    with pytest.raises(StateError, match=rf"{name}.*: delete {folder}$"):
+        extract()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -29,26 +29,49 @@ from sts_eval import parallel
 from sts_eval.samples import labels_of, load_batches, sample_name
 
 NUM_PROBES = 8
-"""Samples, evenly spaced, whose pixels identify a dataset and its transform."""
+"""Samples, evenly spaced, whose pixels show how files are turned into images."""
 BLOCKS_PER_FLUSH = 16
 """Blocks that may be lost when the machine (not only the process) goes down."""
 
 
 def dataset_fingerprint(dataset: Any, salt: str) -> str:
-    """A name for what will be extracted: weights and precision in `salt`, the dataset by what it lists and some pixels.
+    """A name for what will be extracted: weights and precision in `salt`, and the dataset by its content.
 
-    All file names and labels count where the dataset lists them; its folder does not, so a dataset may be moved.
+    All pixels and labels count. Only of a dataset that lists both files and labels they are not read: there each file's
+    name, size and time of change count, each label, and the pixels of a few samples. The folder does not, so that
+    files may be moved. Rank 0 looks and tells the others, whose copies of the files may have other times.
     """
+    return str(parallel.broadcast_object(_fingerprint(dataset, salt) if parallel.rank() == 0 else ""))
+
+
+def _fingerprint(dataset: Any, salt: str) -> str:
     digest = hashlib.sha256(f"{salt} {len(dataset)}".encode())
-    for index in range(len(dataset)):
-        digest.update(os.path.basename(sample_name(dataset, index)).encode())
-    labels = labels_of(dataset)
-    digest.update(b"" if labels is None else labels.numpy().tobytes())
-    probes = sorted({i * (len(dataset) - 1) // max(NUM_PROBES - 1, 1) for i in range(NUM_PROBES)})
-    for images, labels in load_batches(dataset, [[index] for index in probes]):
-        digest.update(f"{tuple(images.shape)} {labels.tolist()}".encode())
-        digest.update(images.contiguous().numpy().tobytes())
+    listed = _listed(dataset)
+    digest.update(listed or b"")
+    probes = {i * (len(dataset) - 1) // (NUM_PROBES - 1) for i in range(NUM_PROBES)}
+    read = range(len(dataset)) if listed is None else sorted(probes)
+    for images, labels in load_batches(dataset, [[index] for index in read]):
+        digest.update(f"{tuple(images.shape)} {images.dtype} {labels.tolist()}".encode())
+        digest.update(images.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]
+
+
+def _listed(dataset: Any) -> bytes | None:
+    """A hash of all files' names, sizes and times and of all labels, where the dataset lists both."""
+    labels = labels_of(dataset)
+    if labels is None:
+        return None
+    digest = hashlib.sha256(labels.numpy().tobytes())
+    for index in range(len(dataset)):
+        name = sample_name(dataset, index)
+        try:
+            facts = os.stat(name)
+        except (OSError, ValueError):  # not the name of a file
+            return None
+        digest.update(
+            f"{os.path.basename(name)}\t{facts.st_size}\t{facts.st_mtime_ns}\n".encode(errors="surrogateescape")
+        )
+    return digest.digest()
 
 
 class FeatureStore:
@@ -95,7 +118,7 @@ class CachedFeatureStore(FeatureStore):
             self._create(size, block)
         parallel.barrier()
         # After a resume the blocks are those of the first attempt, whatever the batch size is now.
-        block = block if self._complete() else int(self._meta(self.partial)["block"])
+        block = block if self._complete() else self._block(self.partial, size)
         super().__init__(size, block)
         self.done = None if self._complete() else self._map("blocks.u8", np.uint8, (-(-self.num_rows // block),))
         self._unflushed: list[int] = []
@@ -104,26 +127,49 @@ class CachedFeatureStore(FeatureStore):
         return self.folder.is_dir()
 
     @staticmethod
-    def _meta(folder: Path) -> dict[str, Any]:
-        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
-        return meta
+    def _block(folder: Path, size: tuple[int, int]) -> int:
+        """Rows per block, by the meta.json of a folder for features of this size."""
+        path = folder / "meta.json"
+        try:
+            meta = json.loads(path.read_text())
+            found, block = tuple(meta["size"]), int(meta["block"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = type(error).__name__
+            raise StateError(
+                f"a feature cache must have sizes in {path}, it has not ({reason}): delete {folder}"
+            ) from None
+        if found != size:
+            raise StateError(
+                f"the features in {folder} must be of size {size}, they are of {found}: delete that folder"
+            )
+        return block
+
+    @staticmethod
+    def _num_bytes(size: tuple[int, int], block: int) -> dict[str, int]:
+        return {"values.f32": 4 * size[0] * size[1], "labels.i64": 8 * size[0], "blocks.u8": -(-size[0] // block)}
 
     def _create(self, size: tuple[int, int], block: int) -> None:
-        folder = self.folder if self._complete() else self.partial
-        if not (folder / "meta.json").is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, width, count in (("values.f32", 4 * size[1], size[0]), ("labels.i64", 8, size[0])):
-                self._reserve(name, width * count)
-            self._reserve("blocks.u8", -(-size[0] // block))
-            meta = {"format": "sts-features", "version": 1, "size": list(size), "block": block}
-            (self.partial / "meta.tmp").write_text(json.dumps(meta))
-            os.replace(self.partial / "meta.tmp", self.partial / "meta.json")
-        if tuple(self._meta(folder)["size"]) != size:
-            raise StateError(f"the features in {folder} must be of size {size}, but they are not: delete that folder")
+        if self._complete() or (self.partial / "meta.json").is_file():
+            self._check(size)
+            return
+        self.partial.mkdir(parents=True, exist_ok=True)
+        for name, num_bytes in self._num_bytes(size, block).items():
+            with open(self.partial / name, "wb") as file:
+                file.truncate(num_bytes)
+        meta = {"format": "sts-features", "version": 1, "size": list(size), "block": block}
+        (self.partial / "meta.tmp").write_text(json.dumps(meta))
+        os.replace(self.partial / "meta.tmp", self.partial / "meta.json")
 
-    def _reserve(self, name: str, num_bytes: int) -> None:
-        with open(self.partial / name, "wb") as file:
-            file.truncate(num_bytes)
+    def _check(self, size: tuple[int, int]) -> None:
+        """Refuse damaged files; a memory map would fill up what is missing with zeros."""
+        folder = self.folder if self._complete() else self.partial
+        expected = self._num_bytes(size, self._block(folder, size))
+        if self._complete():
+            del expected["blocks.u8"]
+        for name, num_bytes in expected.items():
+            found = (folder / name).stat().st_size if (folder / name).is_file() else 0
+            if found != num_bytes:
+                raise StateError(f"{folder / name} must have {num_bytes} bytes, it has {found}: delete {folder}")
 
     def _map(self, name: str, dtype: type, shape: tuple[int, ...]) -> "np.memmap[Any, Any]":
         # A complete cache is opened copy-on-write: a tensor needs writable memory, the file must never change.
