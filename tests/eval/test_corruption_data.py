@@ -80,11 +80,32 @@ def test_a_missing_or_an_unknown_corruption_is_refused(tmp_path: Path) -> None:
         FolderCorruptions(tmp_path / "fog", image_size=32)
 
 
+def test_a_cell_that_lacks_an_image_or_has_one_more_is_refused_before_anything_is_evaluated(tmp_path: Path) -> None:
+    write_tree(tmp_path, ["snow", "fog"])
+    (tmp_path / "fog/5/n01/b.JPEG").unlink()
+    with pytest.raises(DataError, match=r"n01/b.JPEG is in .*snow/1 but not in .*fog/5: unpack weather.tar again"):
+        FolderCorruptions(tmp_path, image_size=32)
+    write_image(tmp_path / "fog/5/n01/b.JPEG", 0)
+    write_image(tmp_path / "fog/4/n02/c.JPEG", 0)
+    with pytest.raises(DataError, match=r"n02/c.JPEG is in .*fog/4 but not in .*snow/1"):
+        FolderCorruptions(tmp_path, image_size=32)
+
+
+def test_images_that_differ_in_their_ending_only_are_refused(tmp_path: Path) -> None:
+    for root in [tmp_path / f"fog/{severity}/n01" for severity in range(1, 6)]:
+        write_image(root / "a.png", 0)
+        write_image(root / "a.JPEG", 1)
+    with pytest.raises(DataError, match=r"differ in more than their ending, n01/a.JPEG and n01/a.png in .* rename one"):
+        FolderCorruptions(tmp_path, image_size=32)
+    with pytest.raises(DataError, match="differ in more than their ending"):
+        CleanFolder(tmp_path / "fog/1", image_size=32)  # a cache would keep both under one name
+
+
 def test_a_cell_that_lacks_a_class_is_refused(tmp_path: Path) -> None:
     write_tree(tmp_path, ["fog"])
     (tmp_path / "fog/4/n02/a.JPEG").unlink()
     with pytest.raises(DataError, match=r"every class needs an image, .*fog/4/n02 has none"):
-        FolderCorruptions(tmp_path, image_size=32).cell("fog", 4)
+        FolderCorruptions(tmp_path, image_size=32)
     (tmp_path / "fog/4/n02").rmdir()
     with pytest.raises(DataError, match=r"fog/4 differs in n02: complete the folder"):
         FolderCorruptions(tmp_path, image_size=32)
@@ -150,6 +171,20 @@ def test_arrays_of_another_layout_are_refused(tmp_path: Path, name: str, array: 
     np.save(tmp_path / name, array)
     with pytest.raises(DataError, match=message):
         ArrayCorruptions(tmp_path)
+
+
+def test_labels_beyond_the_classes_and_arrays_without_images_are_refused(tmp_path: Path) -> None:
+    write_arrays(tmp_path)
+    with pytest.raises(DataError, match=r"labels must lie in 0\.\.2, got 0\.\.3: renumber the classes"):
+        ArrayCorruptions(tmp_path, num_classes=3)
+    assert ArrayCorruptions(tmp_path, num_classes=10).num_classes == 10
+    write_arrays(tmp_path, num_images=0)
+    with pytest.raises(DataError, match="must hold at least one image, but it is empty"):
+        ArrayCorruptions(tmp_path)
+    with pytest.raises(DataError, match="must hold at least one image, but it is empty"):
+        CleanArrays(np.zeros((0, 32, 32, 3), np.uint8), [])
+    with pytest.raises(DataError, match=r"clean labels must lie in 0\.\.1, got 0\.\.2"):
+        CleanArrays(np.zeros((2, 32, 32, 3), np.uint8), [0, 2], num_classes=2)
 
 
 def test_a_torn_or_missing_array_is_refused(tmp_path: Path) -> None:
@@ -236,6 +271,40 @@ class TestGenerated:
         GeneratedCorruptions(CleanArrays(images, [0, 1]), cache=tmp_path / "cache")
         with pytest.raises(StateError, match=r"was made with pixels"):
             GeneratedCorruptions(CleanArrays(images + 1, [0, 1]), cache=tmp_path / "cache")
+
+    def test_a_cache_of_a_clean_image_that_was_replaced_is_refused(self, tmp_path: Path) -> None:
+        clean = write_clean(tmp_path / "clean")
+        GeneratedCorruptions(CleanFolder(clean, image_size=42), cache=tmp_path / "cache")
+        clean = clean.rename(tmp_path / "moved")
+        GeneratedCorruptions(CleanFolder(clean, image_size=42), cache=tmp_path / "cache")
+        write_image(clean / "n01/b.JPEG", 5, side=48)
+        with pytest.raises(StateError, match=r"was made with pixels"):
+            GeneratedCorruptions(CleanFolder(clean, image_size=42), cache=tmp_path / "cache")
+
+    def test_ranks_may_begin_the_same_cache_at_once(self, tmp_path: Path) -> None:
+        (tmp_path / ".corruptions.json.x1y2").touch()  # what write_atomically renames in the end
+        GeneratedCorruptions(CleanArrays(np.zeros((2, 32, 32, 3), np.uint8), [0, 1]), cache=tmp_path)
+        assert (tmp_path / "corruptions.json").is_file()
+
+    @pytest.mark.parametrize("content", ['{"source"', "[1]", "7"])
+    def test_a_cache_with_a_damaged_card_is_refused(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "corruptions.json").write_text(content)
+        with pytest.raises(StateError, match=r"corruptions.json is damaged: delete "):
+            GeneratedCorruptions(CleanArrays(np.zeros((2, 32, 32, 3), np.uint8), [0, 1]), cache=tmp_path)
+
+    @pytest.mark.parametrize("num_bytes", [0, 50, 500])
+    def test_a_damaged_file_of_a_cache_is_made_again(self, tmp_path: Path, num_bytes: int) -> None:
+        images = np.random.default_rng(1).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+        folder = CleanFolder(write_clean(tmp_path / "clean"), image_size=42)
+        for clean, file in ((CleanArrays(images, [0, 1]), "2.npy"), (folder, "2/n01/a.JPEG")):
+            cache = tmp_path / type(clean).__name__
+            source = GeneratedCorruptions(clean, cache=cache)
+            image, _ = source.cell("contrast", 2)[0]
+            path = cache / "contrast" / file
+            whole = path.read_bytes()
+            path.write_bytes(whole[:num_bytes])
+            assert np.array_equal(source.cell("contrast", 2)[0][0], image)
+            assert path.read_bytes() == whole
 
     def test_arrays_of_32_px_are_corrupted_and_cached_as_they_are(self, tmp_path: Path) -> None:
         images = np.random.default_rng(1).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sts_eval.corruption_data import ArrayCell
+from sts_eval.corruption_data import ArrayCell, count_classes
 from sts_eval.corruption_tables import ALL_CORRUPTIONS, SEVERITIES, check_corruptions, check_severities
 from sts_eval.errors import DataError
 
@@ -39,7 +39,7 @@ class ArrayCorruptions:
         self.severities = check_severities(severities)
         self.corruptions = self._find(corruptions)
         self.labels = self._read_labels()
-        self.num_classes = int(self.labels.max()) + 1 if num_classes is None else num_classes
+        self.num_classes = count_classes(self.labels, num_classes, where=str(self.root))
 
     def _find(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
         names = ALL_CORRUPTIONS if wanted is None else check_corruptions(wanted)

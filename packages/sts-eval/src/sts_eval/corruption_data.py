@@ -1,16 +1,19 @@
 """Readers of released corruption benchmarks: the folders of ImageNet-C and the arrays of CIFAR-10-C.
 
 A source offers cells, one per (corruption, severity); a cell is a map-style dataset of (uint8 image [H, W, 3], label).
-Sources hold paths only, so they travel to other processes; each is checked as a whole before the first image is read.
+Sources hold names and labels only, so they travel to other processes; each is checked as a whole before the first
+image is read.
 """
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
 
 from sts_eval.corruption_tables import (
@@ -22,6 +25,7 @@ from sts_eval.corruption_tables import (
     check_severities,
 )
 from sts_eval.errors import DataError
+from sts_eval.samples import check_labels
 
 ImageArray = npt.NDArray[np.uint8]
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp")
@@ -87,22 +91,44 @@ def center_crop(image: Image.Image, side: int, path: Path) -> ImageArray:
     return np.asarray(image.crop((left, top, left + side, top + side)))
 
 
-def image_tree(root: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
-    """All (file, label) below root/class, sorted, labels in the order of `classes`."""
+def count_classes(labels: npt.NDArray[np.int64], num_classes: int | None, *, where: str) -> int:
+    """`num_classes`, which all labels must fit, or one more than the highest label."""
+    count = int(labels.max(initial=0)) + 1 if num_classes is None else num_classes
+    check_labels(torch.tensor(labels), count, split=where, allow_missing=True)
+    return count
+
+
+def image_tree(root: Path, classes: Sequence[str]) -> list[tuple[str, int]]:
+    """All (class/file, label) below root, sorted, labels in the order of `classes`."""
     samples = []
     for label, name in enumerate(classes):
-        files = sorted(file for file in (root / name).iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+        files = sorted(file for file in os.listdir(root / name) if os.path.splitext(file)[1].lower() in IMAGE_SUFFIXES)
         if not files:
             raise DataError(f"every class needs an image, {root / name} has none: unpack or copy it again")
-        samples += [(file, label) for file in files]
+        samples += [(f"{name}/{file}", label) for file in files]
     return samples
+
+
+def image_names(samples: Sequence[tuple[str, int]], root: Path) -> tuple[str, ...]:
+    """class/file without the ending, which is how an image is known in PNG and in JPEG; each must occur once."""
+    files: dict[str, str] = {}
+    for file, _ in samples:
+        name = os.path.splitext(file)[0]
+        if name in files:
+            raise DataError(
+                f"images of a class must differ in more than their ending, {files[name]} and {file} in {root} do not: "
+                "rename one"
+            )
+        files[name] = file
+    return tuple(files)
 
 
 def class_folders(root: Path, expected: Sequence[str] | None = None) -> tuple[str, ...]:
     """The names of root's sub-folders, sorted; they must be the `expected` ones if these are given."""
     if not root.is_dir():
         raise DataError(f"images must be in a folder, {root} is none: correct the path")
-    found = tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir()))
+    with os.scandir(root) as entries:
+        found = tuple(sorted(entry.name for entry in entries if entry.is_dir()))
     if not found:
         raise DataError(f"{root} must hold one folder per class, it holds none: point to such a folder")
     if expected is not None and found != tuple(expected):
@@ -115,26 +141,25 @@ def class_folders(root: Path, expected: Sequence[str] | None = None) -> tuple[st
 
 
 class FolderCell:
-    """The images below one folder of classes."""
+    """The images (class/file, label) below one folder."""
 
-    def __init__(self, root: Path, classes: Sequence[str], image_size: int) -> None:
-        self.samples = image_tree(root, classes)
-        self.image_size = image_size
-        names = [f"{file.parent.name}/{file.stem}" for file, _ in self.samples]
-        self.digest = digest_of(names, [label for _, label in self.samples])
+    def __init__(self, root: Path, samples: Sequence[tuple[str, int]], *, digest: str, image_size: int) -> None:
+        self.root, self.samples, self.digest, self.image_size = root, samples, digest, image_size
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[ImageArray, int]:
-        path, label = self.samples[index]
+        file, label = self.samples[index]
+        path = self.root / file
         return center_crop(read_image(path), self.image_size, path), label
 
 
 class FolderCorruptions:
     """ImageNet-C as released: root/[archive/]corruption/severity/class/image, archive = noise, blur, weather, ...
 
-    `corruptions=None` takes those that are there and asks for the five severities of each.
+    `corruptions=None` takes those that are there and asks for the five severities of each. All cells must hold files of
+    the same names; they are listed here once, and a missing one is named before hours of evaluation.
     """
 
     def __init__(
@@ -151,7 +176,10 @@ class FolderCorruptions:
         self.image_size = image_size
         self.folders = self._find(corruptions)
         self.corruptions = tuple(self.folders)
-        self.classes = self._check(classes)
+        self._check_severities()
+        self.classes = class_folders(next(self._cells()), classes)
+        self.samples = self._list()
+        self._digest = digest_of(image_names(self.samples, self.root), [label for _, label in self.samples])
 
     @property
     def num_classes(self) -> int:
@@ -171,21 +199,36 @@ class FolderCorruptions:
             )
         return folders
 
-    def _check(self, classes: Sequence[str] | None) -> tuple[str, ...]:
-        expected = None if classes is None else tuple(classes)
-        for name, folder in self.folders.items():
-            for severity in self.severities:
-                if not (folder / str(severity)).is_dir():
-                    raise DataError(
-                        f"every corruption needs severities {', '.join(map(str, self.severities))}, {name} has no "
-                        f"folder {severity} in {folder}: unpack {ARCHIVES[name]}.tar again or leave {name} out"
-                    )
-                expected = class_folders(folder / str(severity), expected)
-        assert expected is not None
-        return expected
+    def _cells(self) -> Iterator[Path]:
+        return (folder / str(severity) for folder in self.folders.values() for severity in self.severities)
+
+    def _check_severities(self) -> None:
+        for cell in self._cells():
+            if not cell.is_dir():
+                name = cell.parent.name
+                raise DataError(
+                    f"every corruption needs severities {', '.join(map(str, self.severities))}, {name} has no folder "
+                    f"{cell.name} in {cell.parent}: unpack {ARCHIVES[name]}.tar again or leave {name} out"
+                )
+
+    def _list(self) -> list[tuple[str, int]]:
+        """The images of the first cell, which every other must hold too."""
+        first, *others = self._cells()
+        samples = image_tree(first, self.classes)
+        for cell in others:
+            class_folders(cell, self.classes)
+            if (found := image_tree(cell, self.classes)) != samples:
+                file, _ = min(set(samples).symmetric_difference(found))
+                there, lacking = (first, cell) if (first / file).is_file() else (cell, first)
+                raise DataError(
+                    f"all cells must hold the same images, {file} is in {there} but not in {lacking}: "
+                    f"unpack {ARCHIVES[cell.parent.name]}.tar again"
+                )
+        return samples
 
     def cell(self, corruption: str, severity: int) -> FolderCell:
-        return FolderCell(self.folders[corruption] / str(severity), self.classes, self.image_size)
+        root = self.folders[corruption] / str(severity)
+        return FolderCell(root, self.samples, digest=self._digest, image_size=self.image_size)
 
     def describe(self) -> dict[str, Any]:
         return {"source": "released folders", "root": str(self.root), "image_size": self.image_size}

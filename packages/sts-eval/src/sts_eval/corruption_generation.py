@@ -4,6 +4,8 @@ import hashlib
 import io
 import json
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,15 @@ from sts_eval.corruption_data import (
     ImageArray,
     center_crop,
     class_folders,
+    count_classes,
     digest_of,
+    image_names,
     image_tree,
     read_image,
 )
 from sts_eval.corruption_functions import SMALLEST_SIDE, corrupt_image, corruption_key, library_version
 from sts_eval.corruption_tables import ALL_CORRUPTIONS, SEVERITIES, check_corruptions, check_severities
+from sts_eval.errors import DataError
 from sts_eval.results import write_atomically
 
 RELEASED_QUALITY = 85  # make_imagenet_c.py saves its results as JPEG of quality 85
@@ -38,12 +43,20 @@ class CleanFolder:
         _check_side(image_size)
         self.classes = class_folders(self.root, classes)
         self.samples = image_tree(self.root, self.classes)
-        self.names = tuple(f"{path.parent.name}/{path.stem}" for path, _ in self.samples)
+        self.names = image_names(self.samples, self.root)
         self.labels = np.array([label for _, label in self.samples], dtype=np.int64)
         self.num_classes = len(self.classes)
 
+    @cached_property
+    def pixels(self) -> str:
+        """A hash of all files: read once, where each is corrupted many times over."""
+        digest = hashlib.sha256()
+        for file, _ in self.samples:
+            digest.update(hashlib.sha256((self.root / file).read_bytes()).digest())
+        return digest.hexdigest()[:16]
+
     def image(self, index: int) -> ImageArray:
-        path = self.samples[index][0]
+        path = self.root / self.samples[index][0]
         image = read_image(path)
         scale = round(self.image_size * RESIZE_RATIO) / min(image.size)
         size = (max(self.image_size, round(image.width * scale)), max(self.image_size, round(image.height * scale)))
@@ -64,7 +77,7 @@ class CleanArrays:
         _check_side(self.image_size)
         self.names = tuple(str(index) for index in range(len(images)))
         self.pixels = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()[:16]
-        self.num_classes = int(self.labels.max()) + 1 if num_classes is None else num_classes
+        self.num_classes = count_classes(self.labels, num_classes, where="clean")
 
     def image(self, index: int) -> ImageArray:
         return np.asarray(self.images[index])
@@ -73,6 +86,24 @@ class CleanArrays:
 def _check_side(side: int) -> None:
     if side < SMALLEST_SIDE:
         raise ConfigError(f"corruptions need images of at least {SMALLEST_SIDE} px, got {side}: raise image_size")
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        raise StateError(
+            f"a cache must say in {path.name} what it holds, {path} is damaged: delete {path.parent}"
+        ) from None
+
+
+def _holds(path: Path, shape: tuple[int, ...]) -> bool:
+    """Whether a file is a whole array of uint8 of this shape."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return False
+    return bool(array.shape == shape and array.dtype == np.uint8)
 
 
 class GeneratedCell:
@@ -94,7 +125,8 @@ class GeneratedCell:
             return self.corrupted(index), label
         path = None if self.folder is None else self.folder / f"{self.clean.names[index]}.JPEG"
         if path is not None and path.is_file():
-            return np.asarray(read_image(path)), label
+            with suppress(DataError):  # damaged, e.g. by a crash of the machine: made again
+                return np.asarray(read_image(path)), label
         content = io.BytesIO()
         Image.fromarray(self.corrupted(index)).save(content, "JPEG", quality=RELEASED_QUALITY)
         if path is not None:
@@ -112,7 +144,8 @@ class GeneratedCorruptions:
 
     The released images are to be preferred where they exist: numbers on generated ones are close to but not the same as
     published ones. Folders of images go through JPEG of quality 85 as the released ones did; arrays do not.
-    With `cache`, results are kept in the layout of ImageNet-C (folders) or as one array per cell (arrays).
+    With `cache`, results are kept in the layout of ImageNet-C (folders) or as one array per cell (arrays), for these
+    clean pixels only; a damaged file is made again.
     """
 
     def __init__(
@@ -140,7 +173,7 @@ class GeneratedCorruptions:
             "seed": self.seed,
             "image_size": clean.image_size,
             "images": digest_of(clean.names, clean.labels.tolist()),
-            "pixels": clean.pixels if isinstance(clean, CleanArrays) else None,
+            "pixels": clean.pixels,
             "jpeg_quality": RELEASED_QUALITY if isinstance(clean, CleanFolder) else None,
             "library": f"imagecorruptions-imaug {self.library}",
             "parameters": "ImageNet-C",
@@ -150,10 +183,11 @@ class GeneratedCorruptions:
         """Mark the cache as ours, or refuse one that holds other images."""
         card, ours = cache / "corruptions.json", self.describe()
         if not card.is_file():
-            if cache.is_dir() and any(cache.iterdir()):
+            # Another rank may be writing the same card, under a temporary name.
+            if cache.is_dir() and any(not file.name.startswith(f".{card.name}.") for file in cache.iterdir()):
                 raise StateError(f"a cache must be empty or one of ours, {cache} is neither: choose another folder")
             write_atomically(card, json.dumps(ours, indent=2))
-        theirs = json.loads(card.read_text())
+        theirs = _read_card(card)
         if different := [key for key in ours if theirs.get(key) != ours[key]]:
             key = different[0]
             raise StateError(
@@ -167,7 +201,7 @@ class GeneratedCorruptions:
         if folder is None or isinstance(self.clean, CleanFolder):
             return cell
         path = folder.with_suffix(".npy")
-        if not path.is_file():
+        if not _holds(path, self.clean.images.shape):
             content = io.BytesIO()
             np.save(content, np.stack([cell.corrupted(index) for index in range(len(cell))]))
             write_atomically(path, content.getvalue())
