@@ -123,6 +123,18 @@ def test_other_keys_give_other_images(image: np.ndarray, name: str) -> None:
     assert not np.array_equal(corrupt_image(image, name, 2, key=1), corrupt_image(image, name, 2, key=2))
 
 
+def test_spatter_without_a_drop_leaves_the_image_as_it_is(image: np.ndarray) -> None:
+    import imagecorruptions
+
+    image = np.ascontiguousarray(image[:32, :32])
+    np.random.seed(35)  # a layer that stays below the threshold of a drop
+    with pytest.warns(RuntimeWarning, match="invalid value"):
+        imagecorruptions.corrupt(image, 1, "spatter")
+    assert np.array_equal(corrupt_image(image, "spatter", 1, key=35), image)
+    np.random.seed(36)
+    assert np.array_equal(corrupt_image(image, "spatter", 1, key=36), imagecorruptions.corrupt(image, 1, "spatter"))
+
+
 def test_an_error_inside_the_library_leaves_the_global_generator_alone(
     image: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
