@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -47,8 +48,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory, reference: ModuleType) ->
 @pytest.fixture
 def folder(pristine: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
-    import shutil
-
     return Path(shutil.copytree(pristine, tmp_path / "images"))
 
 
@@ -219,9 +218,36 @@ def test_missing_folders_are_named(tmp_path: Path) -> None:
         build(config_of(tmp_path, dataset="images"))
 
 
-def test_paths_keep_their_order_and_any_name() -> None:
+def test_the_classes_of_a_validation_set_are_those_of_the_training_set(folder: Path) -> None:
+    shutil.rmtree(folder / "val" / "class0")
+    (folder / "val" / ".ipynb_checkpoints").mkdir()
+    _, test = evaluation_data(config_of(folder))
+    assert test.classes == ("class0", "class1", "class2")
+    assert sorted(set(test.targets.tolist())) == [1, 2]
+    (folder / "val" / "class1").rename(folder / "val" / "elk")
+    with pytest.raises(ConfigError, match=r"must be those of the training set, which has no 'elk'"):
+        evaluation_data(config_of(folder))
+
+
+def test_hidden_folders_are_no_classes_and_empty_ones_are_refused(folder: Path) -> None:
+    (folder / "train" / ".ipynb_checkpoints").mkdir()
+    assert build(config_of(folder)).num_classes == 3
+    (folder / "train" / "class9").mkdir()
+    with pytest.raises(ConfigError, match=r"is a class and needs images, 'class9' has none"):
+        build(config_of(folder))
+
+
+def test_a_validation_set_without_a_training_set_has_classes_of_its_own(folder: Path) -> None:
+    shutil.rmtree(folder / "train")
+    assert open_source("imagefolder", str(folder), "test", image_size=32).classes == ("class0", "class1", "class2")
+
+
+@pytest.mark.parametrize("folder_name", ["", "b", "b/"])
+def test_paths_keep_their_order_and_any_name(folder_name: str) -> None:
     names = ["b/ä.jpg", "a.png", "", "c/\udcff.jpg"]
-    paths = Paths(names)
+    if folder_name:
+        names = [f"b/{name}" for name in names]
+    paths = Paths(names, folder=folder_name)
     assert list(paths) == names
     assert paths[1:3] == names[1:3]
     assert len(paths) == 4

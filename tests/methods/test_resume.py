@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from sts_core import spatial_ensemble, temporal_moving_average
 from sts_core.errors import StateError
 from sts_methods.checkpoint import read_manifest
+from sts_methods.data import DataConfig
 from sts_methods.optim import OptimizerConfig
 from sts_methods.resume import check_resumable
 from sts_methods.training import TrainingConfig
@@ -127,6 +129,32 @@ def test_checkpoints_by_the_minute_are_written_when_metrics_are_logged(tiny: Any
 
 def test_other_labels_than_those_a_run_was_started_with_are_refused() -> None:
     meta = {"config": {}, "label_split": "abc", "world_size": 1}
-    check_resumable(meta, config={}, label_split="abc", world_size=1)
+    check_resumable(meta, config={}, label_split="abc", images=None, world_size=1)
     with pytest.raises(StateError, match="label split was abc and is now def"):
-        check_resumable(meta, config={}, label_split="def", world_size=1)
+        check_resumable(meta, config={}, label_split="def", images=None, world_size=1)
+
+
+def _photos(folder: Path) -> Path:
+    folder.mkdir()
+    for number in range(8):
+        Image.new("RGB", (12, 12), (30 * number, 0, 0)).save(folder / f"{number}.png")
+    return folder
+
+
+def test_a_dataset_may_move_as_a_whole_but_other_images_are_refused(tiny: Any, tmp_path: Path) -> None:
+    def go_on(root: Path) -> Any:
+        data = DataConfig(dataset="images", root=str(root), image_size=8)
+        return tiny.tiny_fit(tiny.tiny_config(data=data, global_batch_size=8, steps=2), tiny.runtime(tmp_path / "run"))
+
+    go_on(_photos(tmp_path / "here"))
+    moved = (tmp_path / "here").rename(tmp_path / "there")
+    assert go_on(moved).step == 2
+    (moved / "3.png").rename(moved / "9.png")
+    with pytest.raises(StateError, match=r"they were 8 images, sha256 \w+ and are now 8 images, sha256"):
+        go_on(moved)
+
+
+def test_checkpoints_that_say_nothing_of_their_images_are_accepted() -> None:
+    meta: dict[str, Any] = {"config": {}, "label_split": None, "world_size": 1}
+    check_resumable(meta, config={}, label_split=None, images="8 images", world_size=1)
+    check_resumable(meta | {"images": "8 images"}, config={}, label_split=None, images=None, world_size=1)

@@ -10,6 +10,7 @@ import torch
 
 from sts_core.errors import ConfigError
 from sts_methods import Batch, DataConfig, TrainingData, build_training_data, evaluation_data
+from sts_methods.datasets import open_source
 
 RECIPES = ("byol", "moco", "fixmatch", "mean_teacher", "dino")
 
@@ -177,12 +178,49 @@ def test_labels_and_indices_belong_to_their_images(tmp_path: Path, recipe: str) 
     ("changes", "message"),
     [
         ({"x_train": np.zeros((4, 8, 8, 3), dtype=np.float32)}, "uint8"),
+        ({"x_train": np.zeros((0, 8, 8, 3), dtype=np.uint8)}, "at least one image"),
+        ({"x_train": np.array([np.zeros(2), None], dtype=object)}, "x_train is none"),
         ({"y_train": np.arange(3)}, "one label per image"),
+        ({"y_train": np.array(["cat", "dog"] * 20)}, "got <U3 among its labels"),
+        ({"y_train": np.arange(40) / 10}, "got float64 among its labels"),
+        ({"y_train": np.arange(40) - 1}, "got -1 among its labels"),
     ],
 )
 def test_unfit_arrays_are_refused(tmp_path: Path, changes: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(save_arrays(tmp_path / "a.npz", **changes))
+
+
+@pytest.mark.parametrize("damage", ["garbage", "empty", "npy", "truncated"])
+def test_a_file_that_is_no_whole_npz_is_refused_in_one_sentence(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a.npz"
+    config = save_arrays(path)
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    content = {"garbage": b"not a zip", "empty": b"", "npy": (tmp_path / "a.npy").read_bytes()}
+    path.write_bytes(content.get(damage, path.read_bytes()[:5000]))
+    with pytest.raises(ConfigError, match="reads one whole npz file"):
+        build(config)
+
+
+def test_an_npz_with_a_damaged_array_is_refused(tmp_path: Path) -> None:
+    config = save_arrays(tmp_path / "a.npz")
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[1000] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(ConfigError, match="x_train is none"):
+        build(config)
+
+
+def test_a_fingerprint_tells_pixels_and_labels_apart_and_not_sizes(tmp_path: Path) -> None:
+    def fingerprint(size: int = 12, **changes: np.ndarray) -> str:
+        root = save_arrays(tmp_path / "a.npz", **changes).root
+        return open_source("arrays", root, "train", image_size=size).resized(size).fingerprint()  # type: ignore[union-attr]
+
+    first = fingerprint()
+    assert first.startswith("40 images, sha256 ")
+    assert fingerprint() == fingerprint(size=20) == first
+    assert fingerprint(x_train=np.zeros((40, 12, 12, 3), np.uint8)) != first
+    assert fingerprint(y_train=np.arange(40) % 5) != first
 
 
 @pytest.mark.parametrize(

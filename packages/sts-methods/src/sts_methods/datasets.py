@@ -1,10 +1,14 @@
 """Where images come from: arrays held in memory (digits, CIFAR, npz files) or files read one by one (folders)."""
 
 import fcntl
+import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
 
@@ -41,28 +45,41 @@ class ImageArrays:
     """Class of each image, or None."""
     classes: tuple[str, ...] | None
     """Names of the classes, or None."""
+    original: "ImageArrays | None" = None
+    """What these were resized from, if they were."""
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def fingerprint(self) -> str:
+        """Number and hash of pixels and labels, before resizing: machines may round its results differently."""
+        if self.original is not None:
+            return self.original.fingerprint()
+        return _fingerprint(len(self), self.images.numpy(), self.labels)
 
     def resized(self, size: int) -> "ImageArrays":
         """The same images at `size` x `size`."""
         if self.images.shape[-2:] == (size, size):
             return self
         images = F.interpolate(self.images, (size, size), mode="bicubic", antialias=True)
-        return ImageArrays(images, self.labels, self.classes)
+        return ImageArrays(images, self.labels, self.classes, original=self)
 
 
 class Paths(Sequence[str]):
-    """Many paths in one block of memory.
+    """Many paths below a folder in one block of memory.
 
     A million Python strings would be copied into every loader process, as reference counts touch their pages.
     """
 
-    def __init__(self, paths: Iterable[str]) -> None:
-        encoded = [path.encode("utf-8", "surrogateescape") for path in paths]
+    def __init__(self, paths: Iterable[str], *, folder: str | Path = "") -> None:
+        self._folder = os.path.join(folder, "")
+        encoded = [path.removeprefix(self._folder).encode("utf-8", "surrogateescape") for path in paths]
         self._ends = np.cumsum([0, *map(len, encoded)])
         self._text = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+
+    def fingerprint(self, labels: IntArray | None) -> str:
+        """Number and hash of the paths, relative to their folder, and labels: a folder moved as a whole keeps its."""
+        return _fingerprint(len(self), self._text, self._ends, labels)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -78,7 +95,17 @@ class Paths(Sequence[str]):
             return [self[k] for k in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self._text[self._ends[index] : self._ends[index + 1]].tobytes().decode("utf-8", "surrogateescape")
+        path = self._text[self._ends[index] : self._ends[index + 1]].tobytes()
+        return self._folder + path.decode("utf-8", "surrogateescape")
+
+
+def _fingerprint(num: int, *parts: np.ndarray[Any, Any] | None) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        if part is not None:
+            digest.update(f"{part.dtype.str} {part.shape} ".encode())
+            digest.update(np.ascontiguousarray(part).reshape(-1).data)
+    return f"{num} images, sha256 {digest.hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
@@ -94,6 +121,10 @@ class ImageFiles:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def fingerprint(self) -> str:
+        """Number and hash of relative paths and labels; the files are not read."""
+        return self.paths.fingerprint(self.labels)
 
 
 Source = ImageArrays | ImageFiles
@@ -170,19 +201,39 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def arrays(path: Path, split: Split) -> ImageArrays:
     """An npz file with x_train, y_train, x_test, y_test; images are uint8 [N, H, W], [N, H, W, 1] or [N, H, W, 3]."""
-    if not path.is_file():
-        raise ConfigError(f"dataset 'arrays' reads one npz file, got root={str(path)!r}, which is none: check the path")
+    if not zipfile.is_zipfile(path):
+        raise ConfigError(
+            f"dataset 'arrays' reads one whole npz file, got root={str(path)!r}, which is none: check the path, or "
+            f"write the file anew with numpy.savez"
+        )
     with np.load(path, allow_pickle=False) as file:
         if f"x_{split}" not in file:
             raise ConfigError(f"{path} must hold the array x_{split}, it holds {', '.join(file.files)}: add the array")
-        images = _as_rgb(file[f"x_{split}"], path)
-        labels = file[f"y_{split}"].astype(np.int64).reshape(-1) if f"y_{split}" in file else None
-        names = tuple(str(n) for n in file["classes"]) if "classes" in file else None
-    if labels is not None and len(labels) != len(images):
-        raise ConfigError(f"{path} must have one label per image, got {len(labels)} for {len(images)}: fix y_{split}")
+        images = _as_rgb(_array(file, f"x_{split}", path), path)
+        labels = _as_labels(_array(file, f"y_{split}", path), len(images), path) if f"y_{split}" in file else None
+        names = tuple(str(n) for n in _array(file, "classes", path)) if "classes" in file else None
     if names is None and labels is not None:
         names = tuple(str(k) for k in range(int(labels.max()) + 1))
     return ImageArrays(images, labels, names)
+
+
+def _array(file: Any, name: str, path: Path) -> np.ndarray[Any, Any]:
+    """One array of an open npz file."""
+    try:
+        return np.asarray(file[name])
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(
+            f"{path} must hold intact arrays of plain numbers, {name} is none ({error}): write the file anew"
+        ) from error
+
+
+def _as_labels(labels: np.ndarray[Any, Any], num_images: int, path: Path) -> IntArray:
+    if labels.size != num_images:
+        raise ConfigError(f"{path} must have one label per image, got {labels.size} for {num_images}: fix the labels")
+    if labels.dtype.kind not in "iu" or labels.min() < 0:
+        found = labels.dtype if labels.dtype.kind not in "iu" else labels.min()
+        raise ConfigError(f"{path} must number the classes 0, 1, 2, ..., got {found} among its labels: convert them")
+    return labels.astype(np.int64).reshape(-1)
 
 
 def _as_rgb(images: np.ndarray[Any, Any], path: Path) -> Tensor:
@@ -192,23 +243,45 @@ def _as_rgb(images: np.ndarray[Any, Any], path: Path) -> Tensor:
         raise ConfigError(
             f"{path} must hold uint8 images [N, H, W, 3], got {images.dtype} {list(images.shape)}: convert them"
         )
+    if not images.size:
+        raise ConfigError(f"{path} must hold at least one image, got an array {list(images.shape)}: add images")
     return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).expand(-1, 3, -1, -1).contiguous()
 
 
 def image_folder(root: Path, split: Split) -> ImageFiles:
-    """One folder per class under root/train and root/val (or root/test)."""
-    base = (
-        root / "train"
-        if split == "train"
-        else next((f for f in (root / "val", root / "test") if f.is_dir()), root / "val")
-    )
+    """One folder per class under root/train and root/val (or root/test); the classes are those of root/train."""
+    train = root / "train"
+    base = train if split == "train" else next((f for f in (root / "val", root / "test") if f.is_dir()), root / "val")
     if not base.is_dir():
         raise ConfigError(f"dataset 'imagefolder' needs the folder {base}, which does not exist: check root")
-    classes = tuple(sorted(folder.name for folder in base.iterdir() if folder.is_dir()))
-    found = [(path, label) for label, name in enumerate(classes) for path in _images_below(base / name)]
-    if not found:
+    classes = _class_folders(train if train.is_dir() else base)
+    images = [_images_below(base / name) for name in classes]
+    if not any(images):
         raise ConfigError(f"dataset 'imagefolder' needs one folder of images per class, got none in {base}: check root")
-    return ImageFiles(Paths(p for p, _ in found), np.array([k for _, k in found], dtype=np.int64), classes)
+    _check_classes(base, dict(zip(classes, images, strict=True)), complete=base == train)
+    labels = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in images])
+    return ImageFiles(Paths(chain.from_iterable(images), folder=base), labels, classes)
+
+
+def _class_folders(base: Path) -> tuple[str, ...]:
+    """Hidden folders, such as .ipynb_checkpoints, are no classes."""
+    return tuple(sorted(f.name for f in base.iterdir() if f.is_dir() and not f.name.startswith(".")))
+
+
+def _check_classes(base: Path, images: Mapping[str, list[str]], *, complete: bool) -> None:
+    """Raise if a folder of `base` is not among the classes or, for a training set, a class has no images."""
+    unknown = [name for name in _class_folders(base) if name not in images]
+    if unknown:
+        raise ConfigError(
+            f"the classes of {base} must be those of the training set, which has no {', '.join(map(repr, unknown))}: "
+            f"remove or rename the folder{'s' if len(unknown) > 1 else ''}"
+        )
+    empty = [name for name, paths in images.items() if not paths]
+    if complete and empty:
+        raise ConfigError(
+            f"every folder in {base} is a class and needs images, {', '.join(map(repr, empty))} has none: add its "
+            f"images, or remove the folder"
+        )
 
 
 def unlabelled_images(root: Path, split: Split) -> ImageFiles:
@@ -220,7 +293,7 @@ def unlabelled_images(root: Path, split: Split) -> ImageFiles:
     paths = _images_below(root)
     if not paths:
         raise ConfigError(f"dataset 'images' needs a folder with images, got none below {root}: check root")
-    return ImageFiles(Paths(paths), None, None)
+    return ImageFiles(Paths(paths, folder=root), None, None)
 
 
 def _images_below(folder: Path) -> list[str]:

@@ -61,6 +61,7 @@ class ArrayFeed:
         self._on_device = on_device
         self._images = source.images.contiguous(memory_format=torch.channels_last).to(device)
         self._views, self._seed, self._device = views, seed, device
+        self.fingerprint = source.fingerprint()
         self.skipped: dict[int, str] = {}
 
     def pictures(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Pictures]]:
@@ -97,6 +98,7 @@ class FileFeed:
         self._reader = FileViews(source, views, seed=seed, skip=skip, finish=not on_device, labelled_set=labelled_set)
         self._views, self._seed, self._device, self._num_workers = views, seed, device, num_workers
         self._on_device, self._skip = on_device, skip
+        self.fingerprint = source.fingerprint()
         self.skipped: dict[int, str] = {}
 
     def pictures(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Pictures]]:

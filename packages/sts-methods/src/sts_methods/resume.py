@@ -46,7 +46,12 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
 
 
 def check_resumable(
-    meta: Mapping[str, Any], *, config: Mapping[str, Any], label_split: str | None, world_size: int
+    meta: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any],
+    label_split: str | None,
+    images: str | None,
+    world_size: int,
 ) -> None:
     """Raise StateError if the checkpoint's run was another one; say so if only the number of workers changed."""
     changed = differences(meta["config"], config)
@@ -59,6 +64,12 @@ def check_resumable(
         raise StateError(
             f"a run goes on only with the labels it was started with, but the label split was {meta['label_split']} "
             f"and is now {label_split}: restore the dataset, or choose a new run folder"
+        )
+    before = meta.get("images")  # checkpoints of earlier versions and data of the user's own have none
+    if None not in (before, images) and before != images:
+        raise StateError(
+            f"a run goes on only with the images it was started with, but they were {before} and are now "
+            f"{images}: restore the dataset, or choose a new run folder"
         )
     if meta["world_size"] != world_size:
         warnings.warn(

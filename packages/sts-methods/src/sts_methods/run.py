@@ -132,6 +132,7 @@ class Run:
                 "epoch": self.step / self.data.steps_per_epoch,
                 "config": self._config_json,
                 "label_split": self._label_split(),
+                "images": self._images(),
                 "world_size": self.runtime.world_size,
                 "metrics": self.metrics,
             },
@@ -147,6 +148,7 @@ class Run:
             state["meta"],
             config=self._config_json,
             label_split=self._label_split(),
+            images=self._images(),
             world_size=self.runtime.world_size,
         )
         self.learner.load_state_dict(state)
@@ -186,6 +188,10 @@ class Run:
 
     def _label_split(self) -> str | None:
         return self.data.label_split.sha256 if self.data.label_split is not None else None
+
+    def _images(self) -> str | None:
+        """The fingerprint of the training images; data of the user's own may have none."""
+        return getattr(getattr(self.data, "_feed", None), "fingerprint", None)
 
     def _drift_tracker(self) -> DriftTracker:
         """On the first view of the first batch: the same images in every run of this seed and after a resume."""
