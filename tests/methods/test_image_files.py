@@ -190,6 +190,15 @@ def test_skipping_keeps_the_batch_size_and_counts_and_reports(
     assert not set(data.skipped) & {int(i) for batch in made for i in batch.indices}
 
 
+def test_a_run_that_skips_images_logs_their_number(folder: Path, tmp_path: Path, tiny: ModuleType) -> None:
+    damage(folder)
+    config = tiny.tiny_config(data=config_of(folder, recipe="byol", on_error="skip"), global_batch_size=24, steps=1)
+    assert tiny.tiny_fit(config, tiny.runtime(tmp_path / "run")).metrics["skipped_images"] == 3
+    assert tiny.logged(tmp_path / "run")[0]["skipped_images"] == 3
+    plain = tiny.tiny_fit(tiny.tiny_config(steps=1), tiny.runtime(tmp_path / "plain"))
+    assert "skipped_images" not in plain.metrics
+
+
 def test_a_skipped_labelled_image_is_replaced_within_the_labelled_set(folder: Path) -> None:
     source = open_source("imagefolder", str(folder), "train", image_size=32)
     assert isinstance(source, ImageFiles)

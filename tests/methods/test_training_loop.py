@@ -11,6 +11,7 @@ from torch import nn
 
 from sts_core import Smoother, SmoothingConfig, no_smoothing, spatial_ensemble
 from sts_core.errors import ConfigError
+from sts_methods.byol import ByolConfig
 from sts_methods.data import DataConfig, build_training_data
 from sts_methods.fixmatch import FixMatchConfig
 from sts_methods.guards import CollapseError, NonFiniteLossError
@@ -93,6 +94,20 @@ def test_a_banks_teachers_are_those_of_separate_runs(tiny: Any, tmp_path: Path) 
     result = tiny.tiny_fit(tiny.tiny_config(bank={"same": smoothing}), tiny.runtime(tmp_path))
     own, banked = result.method.teacher, result.bank["same"]
     assert all(torch.equal(a, b) for a, b in zip(own.parameters(), banked.parameters(), strict=True))
+
+
+def test_every_saved_teacher_names_its_own_smoothing_whatever_the_banks_names(tiny: Any, tmp_path: Path) -> None:
+    bank = {"teacher": spatial_ensemble(0.5, buffers="keep"), "student": no_smoothing(buffers="keep")}
+    method = ByolConfig(backbone="wrn_10_1", stem="cifar", hidden_dim=8, projection_dim=4)
+    config = TrainingConfig(method=method, data=DataConfig(image_size=8), global_batch_size=8, steps=1, bank=bank)
+    fit(config, tiny.runtime(tmp_path))
+
+    def preserved(name: str) -> float:
+        value: float = json.loads((tmp_path / f"{name}.json").read_text())["smoothing"]["preserve_probability"]
+        return value
+
+    names = ("teacher", "student", "bank/teacher", "bank/student")
+    assert [preserved(name) for name in names] == [0.7, 0.7, 0.5, 0.0]
 
 
 def test_a_nonfinite_loss_stops_before_it_touches_the_weights(tiny: Any, tmp_path: Path) -> None:
@@ -260,6 +275,8 @@ def test_buffers_that_do_not_suit_the_methods_teacher_give_a_warning(tiny: Any, 
         ({"precision": "half"}, "precision must be one of"),
         ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1"),
         ({"on_collapse": "ignore"}, "on_collapse must be one of stop, warn"),
+        ({"bank": {"../teacher": no_smoothing()}}, "got '../teacher': rename it"),
+        ({"bank": {".": no_smoothing()}}, "got '.': rename it"),
     ],
 )
 def test_a_setting_outside_its_domain_is_refused_when_the_config_is_made(tiny: Any, wrong: Any, rule: str) -> None:

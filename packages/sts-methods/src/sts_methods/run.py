@@ -3,13 +3,14 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import torch
 from torch import Tensor, nn
 
 from sts_core.errors import ConfigError
 from sts_methods.data import TrainingData, build_training_data
+from sts_methods.distributed import sum_over_ranks
 from sts_methods.drift_tracking import DriftTracker
 from sts_methods.export import save_backbone
 from sts_methods.guards import Guard, agree, verify_ranks
@@ -98,16 +99,16 @@ class Run:
         if self.runtime.rank != 0 or not isinstance(self.config.method, tuple(METHODS.values())):
             return  # a method of the user's own: nobody else could build its backbone by name
         for network in get_args(Network):
-            self._save_backbone(self.runtime.folder / network, self.learner.method.backbone(network), network)
+            self._save_backbone(network, self.learner.method.backbone(network), network, self._config_json["smoothing"])
         if self.learner.bank is not None:
             for name, teacher in self.learner.bank.teachers.items():
-                self._save_backbone(self.runtime.folder / "bank" / name, teacher.get_submodule("backbone"), "teacher")
+                smoothing = self._config_json["bank"][name]
+                self._save_backbone(f"bank/{name}", teacher.get_submodule("backbone"), "teacher", smoothing)
 
-    def _save_backbone(self, path: Path, module: nn.Module, network: Network) -> None:
+    def _save_backbone(self, path: str, module: nn.Module, network: Network, smoothing: Mapping[str, Any]) -> None:
         method = self._config_json["method"]
-        smoothing = self._config_json["bank"].get(path.name, self._config_json["smoothing"])
         save_backbone(
-            path,
+            self.runtime.folder / path,
             module,
             backbone=method["backbone"],
             stem=method["stem"],
@@ -166,6 +167,7 @@ class Run:
             "learning_rate": self.learner.learning_rate(self.step - 1),
             **(asdict(applied) if applied is not None else {}),
             "images_per_second": self._num_images / max(now - self._logged_at, 1e-9),
+            **self._skipped_images(),
             **drift,
         }
         self._num_images, self._logged_at = 0, now
@@ -192,6 +194,13 @@ class Run:
     def _images(self) -> str | None:
         """The fingerprint of the training images; data of the user's own may have none."""
         return getattr(getattr(self.data, "_feed", None), "fingerprint", None)
+
+    def _skipped_images(self) -> dict[str, float]:
+        """How many unreadable images the ranks, added up, have met since this start; nothing if they stop the run."""
+        if self.config.data.on_error != "skip":
+            return {}
+        skipped = torch.tensor(len(self.data.skipped), device=self.runtime.device)
+        return {"skipped_images": sum_over_ranks(skipped).item()}
 
     def _drift_tracker(self) -> DriftTracker:
         """On the first view of the first batch: the same images in every run of this seed and after a resume."""

@@ -1,5 +1,6 @@
 """The training loop: the paper's algorithm for any method, on whatever runtime launched it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,12 +76,14 @@ class TrainingConfig:
     track_drift: bool = False
     """Record how far the teacher's weights and outputs move per epoch (the paper's smoothing figure)."""
     bank: Mapping[str, SmoothingConfig] = field(default_factory=dict)
-    """Further teachers of the same student by name, each at constant momentum; they never influence the training."""
+    """Further teachers of the same student by name (letters, digits, - _ and .), each at constant momentum; they never
+    influence the training."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
         _check_counts(self)
         _check_recipe(self)
+        _check_bank(self)
 
     def total_steps(self, steps_per_epoch: int) -> int:
         return self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch
@@ -120,6 +123,15 @@ def _check_recipe(config: TrainingConfig) -> None:
     name, recipe = method_name(config.method), config.data.recipe
     if name != recipe and not {name, recipe} <= {"byol", "moco"}:
         raise ConfigError(f"data.recipe must make the views that {name} trains on, got {recipe!r}: set it to {name!r}")
+
+
+def _check_bank(config: TrainingConfig) -> None:
+    for name in config.bank:
+        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
+            raise ConfigError(
+                f"a teacher of the bank is saved under its name, which may have letters, digits, '-', '_' and, not at "
+                f"its start, '.', got {name!r}: rename it"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
