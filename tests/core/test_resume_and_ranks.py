@@ -11,6 +11,7 @@ from networks import Net
 from torch import distributed, nn
 
 from sts_core import (
+    Applied,
     Smoother,
     TeacherBank,
     make_teacher,
@@ -19,6 +20,7 @@ from sts_core import (
     spatial_temporal_smoothing,
     temporal_moving_average,
 )
+from sts_core import smoother as smoother_module
 
 GRANULARITIES = ["layer", "module", "channel", "neuron"]
 
@@ -167,6 +169,19 @@ def test_a_bank_holds_the_teachers_that_smoothers_of_their_own_would(student: nn
             smoother.update()
     for name in BANK:
         assert_same(bits(bank.teachers[name]), bits(alone[name]))
+    assert bank.applied == {name: smoother.applied for name, smoother in zip(BANK, smoothers, strict=True)}
+
+
+def test_a_bank_says_what_it_applied_and_not_what_it_was_told_to(
+    student: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = smoother_module._Binding.update
+    monkeypatch.setattr(smoother_module._Binding, "update", lambda self, rules: update(self, [rules[0]] * len(rules)))
+    configs = {"tma": temporal_moving_average(0.99), "sts": spatial_temporal_smoothing(0.9, 0.7)}
+    bank = TeacherBank(student=student, configs=configs, seed=4)
+    assert bank.applied == {}
+    bank.update()
+    assert bank.applied == dict.fromkeys(configs, Applied(momentum=0.99, preserve_probability=0.0, num_updates=1))
 
 
 def test_a_bank_resumes_bit_for_bit(student: nn.Module) -> None:
@@ -176,6 +191,7 @@ def test_a_bank_resumes_bit_for_bit(student: nn.Module) -> None:
         whole.update()
     resumed = TeacherBank(student=student, configs=BANK, seed=0)
     resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    assert resumed.applied == whole.applied
     train_step(student, 2)
     whole.update()
     resumed.update()

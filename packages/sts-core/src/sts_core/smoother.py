@@ -22,6 +22,8 @@ class Applied:
 
     momentum: float
     preserve_probability: float
+    num_updates: int
+    """Updates so far, this one included; fewer than optimizer steps where some were left out."""
 
 
 class _Binding:
@@ -44,13 +46,15 @@ class _Binding:
         data = [Pair(p.name, p.student.detach(), tuple(t.detach() for t in p.teachers)) for p in self._pairs]
         self._kernels: list[Kernel] = bind(data, self._backend)
 
-    def update(self, rules: list[Rule]) -> None:
+    def update(self, rules: list[Rule]) -> list[Applied]:
+        """Move every teacher by its rule, and say what was applied."""
         if addresses(self._tensors) != self._addresses:
             self._bind()
         for kernel in self._kernels:
             kernel.update(rules)
         # Kernels write through raw pointers: tell autograd, which guards tensors saved for a backward pass.
         torch.autograd.graph.increment_version(self._written)
+        return [Applied(rule.momentum, rule.preserve_probability, rule.step + 1) for rule in rules]
 
 
 def _check_bindable(name: str, student: Tensor, teacher: Tensor) -> None:
@@ -127,10 +131,9 @@ class Smoother:
         rule = _rule(self.config, self.step, self.seed, momentum, preserve_probability)
         for watch in self._watches:
             watch.check()
-        self._binding.update([rule])
+        (self.applied,) = self._binding.update([rule])
         _copy_buffers(self._copied)
         self.step += 1
-        self.applied = Applied(rule.momentum, rule.preserve_probability)
 
     def state_dict(self) -> dict[str, Any]:
         """Seed, number of updates and config: all that the next draw depends on. The teacher's weights are its own."""
@@ -181,6 +184,8 @@ class TeacherBank:
         self.configs = dict(configs)
         self.seed = _check_seed(seed)
         self.step = 0
+        self.applied: dict[str, Applied] = {}
+        """m and p of the last update, by teacher; empty before the first."""
         self.teachers = {name: make_teacher(student) for name in self.configs}
         pairs = {name: pair(student, self.teachers[name], config.buffers) for name, config in self.configs.items()}
         self._copied = [named for name in pairs for named in pairs[name].copied]
@@ -199,17 +204,19 @@ class TeacherBank:
         for watch in self._watches:
             watch.check()
         for names, binding in self._bindings:
-            binding.update([_rule(self.configs[name], self.step, self.seed, None, None) for name in names])
+            rules = [_rule(self.configs[name], self.step, self.seed, None, None) for name in names]
+            self.applied |= zip(names, binding.update(rules), strict=True)
         _copy_buffers(self._copied)
         self.step += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Seed, number of updates, configs and the teachers' weights."""
+        """Seed, number of updates, configs, what was applied last, and the teachers' weights."""
         return {
             "version": _STATE_VERSION,
             "seed": self.seed,
             "step": self.step,
             "config": {name: asdict(config) for name, config in self.configs.items()},
+            "applied": {name: asdict(applied) for name, applied in self.applied.items()},
             "teachers": {name: teacher.state_dict() for name, teacher in self.teachers.items()},
         }
 
@@ -218,4 +225,5 @@ class TeacherBank:
         _check_state(state, {name: asdict(config) for name, config in self.configs.items()})
         for name, teacher in self.teachers.items():
             teacher.load_state_dict(state["teachers"][name])
+        self.applied = {name: Applied(**applied) for name, applied in state.get("applied", {}).items()}
         self.seed, self.step = _check_seed(state["seed"]), int(state["step"])
