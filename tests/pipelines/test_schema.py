@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sts_core.errors import ConfigError
@@ -47,6 +47,8 @@ class CareConfig:
     """When."""
     limit: int | None = None
     """How often at most."""
+    rows: tuple[tuple[float, float], ...] = ()
+    """Where they begin and end."""
     soil: SoilConfig = field(default_factory=SoilConfig)
     """Where it stands."""
 
@@ -138,6 +140,25 @@ def test_flags_override_every_kind_of_field() -> None:
     assert garden.beds == {"a": SoilConfig(ph=5.0), "b": SoilConfig(ph=0.0)}
 
 
+def test_lists_of_lists_and_empty_ones_are_written_as_yaml() -> None:
+    garden = from_dict(GardenConfig, apply_flags(to_dict(GARDEN), ["--rows", "[[1,2.5],[.5,1e1]]", "--days=[]"]))
+    assert garden.care.rows == ((1.0, 2.5), (0.5, 10.0))
+    assert garden.care.days == ()
+
+
+@pytest.mark.parametrize("text", ["0.9,0.5", "0.9:0.5", "[[0.9, 0.5]", ""])
+def test_a_list_of_lists_that_is_written_otherwise_is_told_how(text: str) -> None:
+    with pytest.raises(SchemaError, match=r"rows must be a list, got .*: write \[\[a, b\], \[c, d\]\]"):
+        from_dict(GardenConfig, apply_flags(to_dict(GARDEN), ["--rows", text]))
+
+
+def test_a_new_teacher_beside_others_takes_their_buffers_and_no_other_section_does() -> None:
+    plain = {"name": "x", "smoothing": {"buffers": "copy"}, "variants": {"tma": {"momentum": 0.9, "buffers": "keep"}}}
+    changed = apply_flags(plain, ["--variants.mine.momentum", ".5", "--data.root", "here"])
+    assert changed["variants"]["mine"] == {"buffers": "keep", "momentum": ".5"}
+    assert changed["data"] == {"root": "here"}
+
+
 def test_flags_leave_the_original_alone_and_take_dashes() -> None:
     plain = to_dict(GARDEN)
     apply_flags(plain, ["--soil.p-h", "1"])
@@ -162,7 +183,7 @@ def test_every_flag_is_described_by_the_line_under_its_field() -> None:
 def test_paths_and_leaves_name_everything_that_can_be_set() -> None:
     plain = to_dict(GARDEN)
     assert set(paths(GardenConfig, plain)) == {
-        "name", "plant.height", "water", "days", "limit", "soil.ph", "soil.kind", "beds",
+        "name", "plant.height", "water", "days", "limit", "rows", "soil.ph", "soil.kind", "beds",
     }  # fmt: skip
     assert dict(leaves(plain))["beds.a.ph"] == 5.0
 
@@ -175,6 +196,7 @@ def test_a_digest_sees_values_and_not_their_order_nor_what_is_ignored() -> None:
     assert digest(plain, ignore=["water"]) == digest(plain | {"water": True}, ignore=["water"])
 
 
+@example(number=1.0, text="a\x85b\u2028c\u2029", truth=True, maybe=None)
 @given(st.floats(allow_nan=False), st.text(), st.booleans(), st.one_of(st.none(), st.integers()))
 def test_any_value_survives_yaml(number: float, text: str, truth: bool, maybe: int | None) -> None:
     plain = {"number": number, "text": text, "truth": truth, "maybe": maybe, "nested": {"list": [number, text]}}

@@ -16,17 +16,25 @@ def apply_flags(plain: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, An
     """`plain` with every override in `tokens` written into it; `from_dict` then checks names and values.
 
     Both `--data.root X` and `--data.root=X` are read, dashes and underscores are the same, and a flag without a
-    value means true.
+    value means true. A list is written a,b or '[a, b]', one of lists '[[a, b], [c, d]]', an empty one '[]'.
     """
     result = copy.deepcopy(dict(plain))
     for path, text in _pairs(tokens):
         section = result
         for name in path[:-1]:
             inner = section.get(name)
-            section[name] = inner if isinstance(inner, dict) else {}
+            section[name] = inner if isinstance(inner, dict) else _new_section(section)
             section = section[name]
         section[path[-1]] = text
     return result
+
+
+def _new_section(siblings: Mapping[str, Any]) -> dict[str, Any]:
+    """Empty; but a new teacher beside others treats buffers as the first of them: the method needs them so."""
+    others = list(siblings.values())
+    if others and all(isinstance(other, dict) and "buffers" in other for other in others):
+        return {"buffers": others[0]["buffers"]}
+    return {}
 
 
 def _pairs(tokens: Sequence[str]) -> Iterable[tuple[list[str], FlagText]]:

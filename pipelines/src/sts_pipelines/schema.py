@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from sts_core.errors import ConfigError
-from sts_pipelines.errors import SchemaError
+from sts_pipelines.errors import SchemaError, UsageError
+from sts_pipelines.yaml_text import read_yaml
 
 C = TypeVar("C")
 _INVALID: Any = object()
@@ -233,12 +234,12 @@ def _read_literal(annotation: Any, value: Any, path: str, problems: list[str]) -
 
 
 def _read_sequence(annotation: Any, value: Any, path: str, problems: list[str]) -> Any:
-    if isinstance(value, FlagText):
-        value = [FlagText(item) for item in value.split(",") if item]
-    if not isinstance(value, list | tuple):
-        problems.append(f"{path} must be a list, got {value!r}: write [a, b] in YAML or a,b on the command line")
-        return _INVALID
     options = get_args(annotation)
+    if isinstance(value, FlagText):
+        value = _split(value, nested=get_origin(options[0]) in (tuple, list))
+    if not isinstance(value, list | tuple):
+        problems.append(f"{path} must be a list, got {value!r}: {_how_to_write(options[0])}")
+        return _INVALID
     if get_origin(annotation) is tuple and Ellipsis not in options and len(options) != len(value):
         problems.append(f"{path} must hold {len(options)} values, got {len(value)}: give exactly that many")
         return _INVALID
@@ -247,6 +248,22 @@ def _read_sequence(annotation: Any, value: Any, path: str, problems: list[str]) 
         _read(kind, item, f"{path}[{i}]", problems) for i, (kind, item) in enumerate(zip(each, value, strict=True))
     ]
     return tuple(items) if get_origin(annotation) is tuple else items
+
+
+def _split(text: FlagText, *, nested: bool) -> Any:
+    """The items of a list on the command line: a,b, or as YAML [a, b], which lists of lists and empty ones need."""
+    if text.startswith("["):
+        try:
+            return read_yaml(f"list: {text}")["list"]
+        except UsageError:
+            return str(text)
+    return str(text) if nested else [FlagText(item) for item in text.split(",") if item]
+
+
+def _how_to_write(item: Any) -> str:
+    if get_origin(item) in (tuple, list):
+        return "write [[a, b], [c, d]], in quotes on the command line"
+    return "write [a, b], in quotes on the command line, or a,b there"
 
 
 def _read_mapping(annotation: Any, value: Any, path: str, problems: list[str]) -> Any:

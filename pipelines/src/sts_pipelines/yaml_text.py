@@ -72,6 +72,15 @@ _Dumper.add_representer(
 )
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Unicode's own line breaks are escaped, which double quotes do: elsewhere YAML reads them as spaces."""
+    style = '"' if set(text) & set("\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 def write_yaml(plain: Mapping[str, Any]) -> str:
     """YAML text that `read_yaml` turns back into `plain`."""
     return str(yaml.dump(dict(plain), Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True))
