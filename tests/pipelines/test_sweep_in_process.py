@@ -4,14 +4,17 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from sts_core import SmoothingConfig, smoother
 from sts_methods.checkpoint import read_checkpoint
+from sts_methods.metrics import MetricsLog
 from sts_pipelines.cells import cells_of
-from sts_pipelines.errors import RunError
-from sts_pipelines.launcher import launch
+from sts_pipelines.errors import RunError, UsageError
+from sts_pipelines.launcher import Job, launch
 from sts_pipelines.pipeline import GridConfig, PipelineConfig, SweepConfig
 from sts_pipelines.sweep import job_of, run_sweep, sweep_folder
 
@@ -69,6 +72,31 @@ def test_a_cell_that_fails_leaves_the_others_and_is_tried_again(tiny: Tiny, monk
     assert all(outcome.error is None for outcome in run_sweep(recipe))
 
 
+def test_a_cell_that_applied_other_values_is_void_and_leaves_the_others(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sts_pipelines import sweep
+
+    def always_without_p(jobs: list[Job], **options: object) -> None:
+        line = {"step": 1, "momentum": 0.9, "preserve_probability": 0.0, "images_per_second": 1.0}
+        MetricsLog(jobs[0].folder / "metrics.jsonl").append(line)
+
+    recipe = knn_sweep(tiny, momenta=(0.9,), preserve_probabilities=(0.5, 0.0))
+    monkeypatch.setattr(sweep, "launch", always_without_p)
+    with pytest.raises(RunError, match=r"m0.9-p0.5 \(.* applied m=0.9 and p=0.0 at step 1: its result is void"):
+        run_sweep(recipe)
+    assert not (sweep_folder(recipe) / "m0.9-p0.5" / "finished.json").is_file()
+    assert (sweep_folder(recipe) / "m0.9-p0" / "finished.json").is_file()
+
+
+def test_a_sweep_into_a_file_is_refused_in_one_line(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    recipe = knn_sweep(tiny, cells=((0.9, 0.5),))
+    cluster = replace(recipe.pipeline.cluster, storage_path=str(tmp_path / "runs"))
+    with pytest.raises(UsageError, match=r"cluster.storage-path must be a folder"):
+        run_sweep(replace(recipe, pipeline=replace(recipe.pipeline, cluster=cluster)))
+
+
 def test_a_finished_sweep_measures_what_it_is_asked_for_later_and_trains_nothing_again(tiny: Tiny) -> None:
     recipe = knn_sweep(tiny, cells=((0.9, 0.5),))
     run_sweep(recipe)
@@ -104,6 +132,22 @@ def test_a_trial_that_failed_half_way_through_its_evaluation_is_not_finished(
     run_sweep(recipe)
     entries = json.loads((sweep_folder(recipe) / "m0.9-p0.5" / "results.json").read_text())["entries"]
     assert {entry["network"] for entry in entries} == {"teacher", "student"}
+
+
+def test_a_bank_that_applied_other_values_voids_the_cells_concerned(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = smoother._rule
+
+    def rule_of_the_first(config: SmoothingConfig, *others: Any) -> Any:
+        return rule(replace(config, preserve_probability=0.5), *others)
+
+    pipeline = tiny("fixmatch-digits-sts", steps=1)
+    grid = GridConfig(cells=((0.9, 0.5), (0.9, 0.0)), one_student=True, metric="few-labels/teacher/top1")
+    recipe = SweepConfig(pipeline=pipeline, sweep=grid)
+    monkeypatch.setattr(smoother, "_rule", rule_of_the_first)
+    with pytest.raises(RunError, match=r"1 of 2 trials failed: m0.9-p0 \(m0.9-p0 was sampled with .* result is void"):
+        run_sweep(recipe)
 
 
 def test_one_student_gives_the_teachers_of_separate_runs_bit_for_bit(tiny: Tiny, tmp_path: Path) -> None:

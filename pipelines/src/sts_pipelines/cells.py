@@ -22,7 +22,12 @@ class Cell:
         """m0.9-p0.5, with the granularity where it is not the layer; controls have p = 0."""
         s = self.smoothing
         suffix = "" if s.granularity == "layer" or s.preserve_probability == 0 else f"-{s.granularity}"
-        return f"m{s.momentum:.6g}-p{s.preserve_probability:.6g}{suffix}"
+        return f"m{short(s.momentum)}-p{short(s.preserve_probability)}{suffix}"
+
+
+def short(value: float) -> str:
+    """The shortest text that no other number has, so that no two cells share a name: 0.9, and 1 instead of 1.0."""
+    return repr(float(value)).removesuffix(".0")
 
 
 def cells_of(recipe: SweepConfig) -> list[Cell]:
@@ -57,7 +62,7 @@ def _controls(cells: list[Cell]) -> Iterator[Cell]:
         if cell.smoothing.preserve_probability > 0:
             control = cell.smoothing.matched_moving_average()
             # Rounded, so that cells of equal m_eff share one control in spite of float arithmetic.
-            yield Cell(smoothing=replace(control, momentum=round(control.momentum, 9)), control=True)
+            yield Cell(smoothing=replace(control, momentum=round(control.momentum, 12)), control=True)
 
 
 def _samples(grid: GridConfig, *, seed: int) -> list[tuple[float, float]]:

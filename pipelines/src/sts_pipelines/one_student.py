@@ -5,18 +5,16 @@ for bit the teachers of 32 separate runs. Each cell gets a folder of its own wit
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sts_core import SmoothingConfig
 from sts_eval.results import write_atomically
 from sts_methods.checkpoint import CheckpointStore
 from sts_pipelines.cells import Cell
-from sts_pipelines.errors import TrialError
 from sts_pipelines.launcher import Job, launch
 from sts_pipelines.pipeline import SweepConfig
-from sts_pipelines.schema import to_dict
+from sts_pipelines.sweep_results import forget_errors, note_error
 
 
 def train_one_student(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
@@ -26,20 +24,25 @@ def train_one_student(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) 
     training = replace(pipeline.training, bank=bank)
     student = replace(pipeline, training=training)
     job = Job(label=pipeline.name, pipeline=student, folder=folder / student.run_name, bank_folder=folder)
+    forget_errors(folder / cell.name for cell in cells)
     launch([job], name=student.run_name, folder=job.folder)
-    _check_applied(job, bank)
+    _check_applied(job, cells, folder)
     config = json.loads((job.folder / "config.json").read_text())
     for cell in cells:
         own = config | {"bank": {}, "smoothing": config["bank"][cell.name]}
         write_atomically(folder / cell.name / "config.json", json.dumps(own, indent=1) + "\n")
 
 
-def _check_applied(job: Job, bank: Mapping[str, SmoothingConfig]) -> None:
-    """Raise unless the bank that was trained, as its last checkpoint describes it, is the bank that was asked for."""
+def _check_applied(job: Job, cells: Sequence[Cell], folder: Path) -> None:
+    """Mark the cells whose m and p are not those that the live bank applied last, as its last checkpoint records."""
     state = CheckpointStore(job.folder / "checkpoints").latest()
-    applied = {} if state is None else state["bank"]["config"]
-    for name, sampled in bank.items():
-        if applied.get(name) != to_dict(sampled):
-            raise TrialError(
-                f"{name} was sampled as {to_dict(sampled)} but {applied.get(name)} was applied: run it again"
+    applied = {} if state is None else state["bank"].get("applied", {})
+    for cell in cells:
+        sampled = {name: getattr(cell.smoothing, name) for name in ("momentum", "preserve_probability")}
+        got = {name: value for name, value in applied.get(cell.name, {}).items() if name in sampled}
+        if got != sampled:
+            note_error(
+                folder / cell.name,
+                f"{cell.name} was sampled with {sampled} but applied {got or 'nothing that is recorded'}: its result "
+                f"is void, remove {folder} to train all cells anew",
             )

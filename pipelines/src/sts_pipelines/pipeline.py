@@ -1,7 +1,7 @@
 """What a pipeline is, as values: how to train, where, how to evaluate, and what to compare or sweep."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -175,6 +175,16 @@ class ComparisonConfig:
         return local_folder(self.pipeline.cluster.storage_path, self.run_name)
 
 
+NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("top1", "top5"),
+    "knn": ("top1", "top5"),
+    "few-labels": ("top1", "top1-median"),
+    "imagenet-c": ("top1",),
+    "voc": ("AP", "AP50", "AP75"),
+}
+"""What each evaluation measures, by the names in results.json."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GridConfig:
     """Which teachers a sweep visits, and how."""
@@ -186,7 +196,7 @@ class GridConfig:
     granularities: tuple[Literal["layer", "module", "channel", "neuron"], ...] = ("layer",)
     """Values of the granularity."""
     cells: tuple[tuple[float, float], ...] = ()
-    """Pairs (m, p) to visit instead of the product of momenta and preserve_probabilities."""
+    """Pairs (m, p), written [[0.9, 0.5], [0.99, 0.7]], to visit instead of momenta x preserve_probabilities."""
     search: Literal["grid", "asha"] = "grid"
     """Every cell to the end, or many samples of which ASHA stops the worse half early."""
     num_samples: int = 32
@@ -206,21 +216,46 @@ class GridConfig:
 
     def __post_init__(self) -> None:
         _require(self.num_samples >= 1, f"num_samples must be at least 1, got {self.num_samples}: raise it")
-        for name in ("momenta", "preserve_probabilities"):
-            for value in getattr(self, name):
+        for name in ("cells_per_trial", "max_concurrent"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"{name} must be at least 1, got {value}: raise it")
+        self._check_cells()
+        self._check_metric()
+        if self.one_student and self.search != "grid":
+            raise ConfigError("one_student needs search: grid, got asha: the bank holds every cell from the start")
+
+    def _check_cells(self) -> None:
+        values: dict[str, Sequence[float]] = {
+            "momenta": self.momenta,
+            "preserve_probabilities": self.preserve_probabilities,
+        }
+        for name, numbers in values.items():
+            _require(bool(numbers or self.cells), f"{name} must not be empty: give at least one value, or cells")
+        _require(bool(self.granularities), "granularities must not be empty: give at least one, such as layer")
+        values["cells"] = [number for cell in self.cells for number in cell]
+        for name, numbers in values.items():
+            for value in numbers:
                 _require(0 <= value <= 1, f"{name} must be in [0, 1], got {value}: they are fractions")
+
+    def _check_metric(self) -> None:
         evaluation, _, rest = self.metric.partition("/")
         network, _, number = rest.partition("/")
         _require(
-            evaluation in get_args(Evaluation) and network in get_args(Network) and bool(number),
+            evaluation in NUMBERS and network in get_args(Network) and bool(number),
             f"metric must be evaluation/network/number such as knn/teacher/top1, got {self.metric}: correct it",
         )
+        known = NUMBERS[evaluation]
         _require(
-            self.search == "grid" or evaluation in ("knn", "few-labels"),
-            f"a search ranks trials by knn/... or few-labels/..., got metric {self.metric}: use one of these",
+            number in known, f"metric: {evaluation} measures {', '.join(known)}, got {number}: choose one of these"
         )
-        if self.one_student and self.search != "grid":
-            raise ConfigError("one_student needs search: grid, got asha: the bank holds every cell from the start")
+        _require(
+            self.search == "grid" or (evaluation in ("knn", "few-labels") and number == "top1"),
+            f"a search ranks trials by knn/.../top1 or few-labels/.../top1, got metric {self.metric}: use one of these",
+        )
+        _require(
+            not self.one_student or network == "teacher",
+            f"one_student has one student for all cells, got metric {self.metric}: rank by a number of the teacher",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

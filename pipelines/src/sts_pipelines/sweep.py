@@ -42,7 +42,8 @@ def run_sweep(recipe: SweepConfig) -> list[Outcome]:
 
         train_one_student(recipe, cells, folder)
     else:
-        missing = [cell for cell in cells if not is_finished(folder / cell.name, recipe.pipeline)]
+        searching = recipe.sweep.search != "grid"
+        missing = [c for c in cells if not is_finished(folder / c.name, recipe.pipeline, searching=searching)]
         print(f"{len(cells)} cells, {len(cells) - len(missing)} finished before: {folder}", flush=True)
         with CellWatcher(folder, missing, metric=recipe.sweep.metric):
             if missing and recipe.pipeline.cluster.num_workers == 0:
@@ -65,7 +66,11 @@ def sweep_folder(recipe: SweepConfig) -> Path:
     name = f"{recipe.pipeline.name}-{digest(to_dict(training), ignore=ignored)}"
     if is_uri(recipe.pipeline.cluster.storage_path):
         raise UsageError("a sweep needs a storage path that all nodes see, not a URI: set cluster.storage-path to one")
-    return local_folder(recipe.pipeline.cluster.storage_path, name)
+    folder = local_folder(recipe.pipeline.cluster.storage_path, name)
+    for parent in folder.parents:
+        if parent.is_file():
+            raise UsageError(f"cluster.storage-path must be a folder, got the file {parent}: choose another")
+    return folder
 
 
 def _operational() -> set[str]:
@@ -89,13 +94,12 @@ def _one_after_the_other(recipe: SweepConfig, cells: Sequence[Cell], folder: Pat
         raise UsageError("a search needs Ray to stop trials: set cluster.num-workers to 1 or more, or search the grid")
     for cell in cells:
         job = job_of(cell, recipe.pipeline, folder)
-        forget_errors([job])
+        forget_errors([job.folder])
         try:
             launch([job], name=job.label, folder=job.folder)
+            check_applied(job)
         except StsError as error:  # the other cells are still wanted
             note_errors([job], str(error))
-        else:
-            check_applied(job)
 
 
 def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
@@ -153,15 +157,15 @@ def trial_of(recipe: SweepConfig) -> Callable[[dict[str, Any]], None]:
         from ray.tune.integration.ray_train import TuneReportCallback
 
         jobs = [Job.from_plain(plain) for plain in config["jobs"]]
-        forget_errors(jobs)
+        forget_errors(job.folder for job in jobs)
         try:
             callbacks = [TuneReportCallback()] if searching else []
             measure = metric if searching else None
             _train_with_restarts(jobs, callbacks=callbacks, measure=measure)
+            applied = [check_applied(job) for job in jobs][-1]
         except Exception as error:
             note_errors(jobs, str(error))
             raise
-        applied = [check_applied(job) for job in jobs][-1]
         values = [outcomes(job.folder.parent, [_cell(job)], metric=metric)[0].value for job in jobs]
         tune.report({metric: max(value or 0.0 for value in values), **applied})
 

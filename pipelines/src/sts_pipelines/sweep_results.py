@@ -3,15 +3,17 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sts_core import cosine_momentum
 from sts_eval import read_results
 from sts_eval.results import write_atomically
 from sts_methods.metrics import MetricsLog
-from sts_pipelines.cells import Cell
+from sts_methods.training import TrainingConfig
+from sts_pipelines.cells import Cell, short
 from sts_pipelines.errors import TrialError
 from sts_pipelines.evaluation import is_evaluated
 from sts_pipelines.launcher import Job
@@ -45,46 +47,68 @@ def check_applied(job: Job) -> dict[str, float]:
     The logged values come from the live smoother, not from the config: a sweep whose trials all train with the same
     values is caught here. Returns the last step, and the m and p that it applied.
     """
-    training = job.pipeline.training
-    sampled = training.smoothing
-    lines = [line for line in MetricsLog(job.folder / "metrics.jsonl").read() if "preserve_probability" in line]
-    if not lines:
+    lines = MetricsLog(job.folder / "metrics.jsonl").read()
+    updates = [line for line in lines if "preserve_probability" in line]
+    if not updates:
         raise TrialError(f"{job.label} must log the p and m that it applied, got none: look at its metrics.jsonl")
     total = int(lines[-1]["step"])
-    for line in lines:
-        expected = sampled.momentum
-        if training.momentum_schedule == "cosine" and sampled.momentum > 0:
-            expected = cosine_momentum(int(line["step"]) - 1, total_steps=total, start=sampled.momentum)
-        applied = (line["momentum"], line["preserve_probability"])
-        if abs(applied[0] - expected) > 1e-9 or abs(applied[1] - sampled.preserve_probability) > 1e-9:
-            message = (
-                f"{job.label} was sampled with m={expected:.6g} and p={sampled.preserve_probability:.6g} but applied "
-                f"m={applied[0]:.6g} and p={applied[1]:.6g} at step {line['step']}: its result is void, run it again"
+    p = job.pipeline.training.smoothing.preserve_probability
+    for line in updates:
+        momenta = _scheduled(job.pipeline.training, line, total_steps=total)
+        if not (any(_same(line["momentum"], m) for m in momenta) and _same(line["preserve_probability"], p)):
+            raise TrialError(
+                f"{job.label} was sampled with m={momenta[-1]} and p={p} but applied m={line['momentum']} and "
+                f"p={line['preserve_probability']} at step {line['step']}: its result is void, remove {job.folder} "
+                f"to train it anew"
             )
-            write_atomically(job.folder / "error.json", json.dumps({"error": message}) + "\n")
-            raise TrialError(message)
     content = {
         "step": total,
-        "momentum": lines[-1]["momentum"],
-        "preserve_probability": lines[-1]["preserve_probability"],
+        "momentum": updates[-1]["momentum"],
+        "preserve_probability": updates[-1]["preserve_probability"],
     }
     write_atomically(job.folder / _FINISHED, json.dumps(content) + "\n")
     return content
 
 
+def _scheduled(training: TrainingConfig, line: Mapping[str, Any], *, total_steps: int) -> list[float]:
+    """The m that the last update before a logged line may have had.
+
+    Where no update was left out (after a loss that was not finite, or float16 gradients that overflowed), it is that of
+    the line's own step. The last of u updates, of which some were left out, belongs to any step from u on.
+    """
+    start = training.smoothing.momentum
+    if training.momentum_schedule == "constant" or start == 0:
+        return [start]
+    steps = range(int(line.get("num_updates", line["step"])) - 1, int(line["step"]))
+    return [cosine_momentum(step, total_steps=total_steps, start=start) for step in steps]
+
+
+def _same(applied: float, sampled: float) -> bool:
+    return abs(applied - sampled) <= 1e-12  # another machine's cosine may differ in the last digit
+
+
 def note_errors(jobs: Sequence[Job], error: str) -> None:
-    """Mark the jobs of a failed trial: those with all their results count, the others have failed."""
+    """Mark the jobs of a failed trial: those with all their results, made as sampled, count; the others have failed."""
     for job in jobs:
-        if is_evaluated(job.folder, job.pipeline):
-            check_applied(job)
-        else:
-            write_atomically(job.folder / "error.json", json.dumps({"error": error}) + "\n")
+        try:
+            if is_evaluated(job.folder, job.pipeline):
+                check_applied(job)
+            else:
+                note_error(job.folder, error)
+        except TrialError as void:
+            note_error(job.folder, str(void))
 
 
-def forget_errors(jobs: Sequence[Job]) -> None:
-    """A trial that starts again has not failed yet."""
-    for job in jobs:
-        (job.folder / "error.json").unlink(missing_ok=True)
+def note_error(folder: Path, error: str) -> None:
+    """Mark a cell as failed."""
+    write_atomically(folder / "error.json", json.dumps({"error": error}) + "\n")
+
+
+def forget_errors(folders: Iterable[Path]) -> None:
+    """A trial that starts again has neither failed nor been given up yet."""
+    for folder in folders:
+        (folder / "error.json").unlink(missing_ok=True)
+        (folder / "stopped.json").unlink(missing_ok=True)
 
 
 def mark_stopped(folder: Path, step: int) -> None:
@@ -92,9 +116,9 @@ def mark_stopped(folder: Path, step: int) -> None:
     write_atomically(folder / "stopped.json", json.dumps({"step": step}) + "\n")
 
 
-def is_finished(folder: Path, pipeline: PipelineConfig) -> bool:
-    """Whether a trial has been trained, checked and evaluated as asked for now, or was given up by the search."""
-    if (folder / "stopped.json").is_file():
+def is_finished(folder: Path, pipeline: PipelineConfig, *, searching: bool = False) -> bool:
+    """Whether a trial has been trained, checked and evaluated as asked for now, or a search goes on that gave it up."""
+    if searching and (folder / "stopped.json").is_file():
         return True
     return (folder / _FINISHED).is_file() and is_evaluated(folder, pipeline)
 
@@ -136,10 +160,10 @@ def _row(outcome: Outcome, metric: str) -> dict[str, str]:
     smoothing = outcome.cell.smoothing
     return {
         "cell": outcome.cell.name,
-        "m": f"{smoothing.momentum:.6g}",
-        "p": f"{smoothing.preserve_probability:.6g}",
+        "m": short(smoothing.momentum),
+        "p": short(smoothing.preserve_probability),
         "granularity": smoothing.granularity,
-        "m_eff": f"{smoothing.effective_momentum:.6g}",
+        "m_eff": f"{smoothing.effective_momentum:.12g}",
         "control": "yes" if outcome.cell.control else "",
         metric: "" if outcome.value is None else f"{outcome.value:.2f}",
         "images_per_second": "" if outcome.images_per_second is None else f"{outcome.images_per_second:.0f}",
