@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from sts_core import ConfigError
 from sts_methods import build_backbone
-from sts_methods.backbones import num_features
+from sts_methods.backbones import features, num_features
+from sts_methods.networks import Encoder
 from sts_methods.wrn import BN_MOMENTUM, Block, WideResNet
 
 
@@ -73,6 +74,19 @@ def test_only_the_first_block_of_a_wide_resnet_activates_its_shortcut() -> None:
             activated = nn.functional.leaky_relu(block.bn1(into_block), 0.1)
             assert torch.equal(into_shortcut, activated if i == 0 else into_block)
             assert not torch.equal(into_block, activated)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # timm's, of this network
+def test_features_of_another_width_than_stated_are_refused() -> None:
+    backbone = build_backbone("inception_next_atto").eval()
+    with pytest.raises(ConfigError, match=r"MetaNeXt makes \[0\] of 64x64 pixels"), torch.no_grad():
+        features(backbone, torch.zeros(1, 3, 64, 64))
+
+
+def test_an_image_size_that_the_patches_do_not_divide_is_refused_in_one_sentence() -> None:
+    encoder = Encoder(build_backbone("test_vit"), nn.Identity())
+    with pytest.raises(ConfigError, match=r"VisionTransformer refuses 40x40 \(.*\): change image_size or the backbone"):
+        encoder(torch.zeros(1, 3, 40, 40))
 
 
 @pytest.mark.parametrize(

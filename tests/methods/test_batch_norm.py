@@ -92,6 +92,21 @@ def test_a_batch_that_does_not_split_into_groups_is_an_error() -> None:
         GroupBatchNorm(5, num_groups=2)(normal(7, 5))
 
 
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (GroupBatchNorm(5, num_groups=2), (2, 5, 1, 1)),
+        (GroupBatchNorm(5, num_groups=1), (1, 5)),
+        (CrossRankBatchNorm(5), (1, 5)),
+    ],
+)
+def test_a_group_of_one_value_a_channel_is_an_error_in_training_alone(norm: nn.Module, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="at least two values a channel"):
+        norm(normal(*shape))
+    assert norm.eval()(normal(*shape)).shape == shape
+    assert norm.train()(normal(*shape[:1], 5, 2, 2)).isfinite().all()
+
+
 def test_averaging_over_ranks_does_nothing_in_one_process() -> None:
     grouped = use_group_batch_norm(nn.Sequential(nn.BatchNorm1d(5)), num_groups=2)
     grouped(normal(8, 5))

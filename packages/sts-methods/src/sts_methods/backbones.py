@@ -4,7 +4,7 @@ import difflib
 import re
 from typing import Literal, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from sts_core.errors import ConfigError
 from sts_methods.wrn import WideResNet
@@ -34,6 +34,27 @@ def build_backbone(name: str, *, stem: Stem = "imagenet", pretrained: bool = Fal
 def num_features(backbone: nn.Module) -> int:
     """The width of a backbone's output."""
     return int(cast(int, backbone.num_features))
+
+
+def features(backbone: nn.Module, images: Tensor) -> Tensor:
+    """What the backbone makes of the images, [N, num_features].
+
+    timm does not promise this of every network and image size, and no constructor can tell.
+    """
+    size = "x".join(map(str, images.shape[2:]))
+    try:
+        made: Tensor = backbone(images)
+    except AssertionError as error:  # how timm refuses a size
+        raise ConfigError(
+            f"the backbone must suit the image size, {type(backbone).__name__} refuses {size} ({error}): change "
+            f"image_size or the backbone"
+        ) from error
+    if made.shape[1:] != (num_features(backbone),):
+        raise ConfigError(
+            f"a backbone must make the {num_features(backbone)} features per image that it states, "
+            f"{type(backbone).__name__} makes {list(made.shape[1:])} of {size} pixels: use another backbone"
+        )
+    return made
 
 
 def _wide_resnet(depth: int, width: int, *, stem: Stem, pretrained: bool) -> WideResNet:

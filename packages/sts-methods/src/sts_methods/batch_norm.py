@@ -42,6 +42,16 @@ class _BatchNormOfRanks(_BatchNorm):
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
 
+    def _check_count(self, x: Tensor, num_groups: int) -> None:
+        """In train mode a group of one value a channel has no variance."""
+        self._check_input_dim(x)
+        if self.training and x.numel() <= x.shape[1] * num_groups:
+            raise ConfigError(
+                f"batch norm needs at least two values a channel in each of its groups, got {list(x.shape)} for "
+                f"{num_groups} group{'s' if num_groups > 1 else ''} on this rank: raise global_batch_size, or lower "
+                f"accumulation or bn_groups"
+            )
+
     def _activated(self, y: Tensor) -> Tensor:
         """timm's BatchNormAct2d drops and activates after the norm; a layer that replaces one has these modules."""
         for name in ("drop", "act"):
@@ -59,6 +69,7 @@ class CrossRankBatchNorm(_BatchNormOfRanks):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or world_size() == 1:
+            self._check_count(x, 1)
             y = super().forward(x)
         elif x.device.type == "cpu":
             y, mean, variance, count = _Normalise.apply(x, self.weight, self.bias, self.eps)
@@ -138,6 +149,7 @@ class GroupBatchNorm(_BatchNormOfRanks):
 
     def forward(self, x: Tensor) -> Tensor:
         num_local = groups_per_rank(self.num_groups) if self.training else 1
+        self._check_count(x, num_local)
         y = super().forward(x) if num_local == 1 else self._normalise_groups(x, num_local)
         return self._activated(y)
 

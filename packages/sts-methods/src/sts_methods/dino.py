@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sts_core import make_teacher
 from sts_core.errors import ConfigError
-from sts_methods.backbones import Stem, build_backbone, num_features
+from sts_methods.backbones import Stem, build_backbone, features, num_features
 from sts_methods.batch_norm import use_cross_rank_batch_norm
 from sts_methods.checks import check_not_negative, check_positive
 from sts_methods.distributed import sum_over_ranks, world_size
@@ -142,7 +142,7 @@ class Dino(StudentTeacherMethod):
     def _features(network: DinoNetwork, views: tuple[Tensor, ...]) -> Tensor:
         """Features of all views in their order, [V·N, D]: one forward pass for each run of views of equal size."""
         runs = [torch.cat(list(run)) for _, run in groupby(views, key=lambda view: view.shape[-1])]
-        return torch.cat([network.backbone(images) for images in runs])
+        return torch.cat([features(network.backbone, images) for images in runs])
 
     @torch.no_grad()
     def _targets(self, embeddings: Tensor, step: int) -> Tensor:

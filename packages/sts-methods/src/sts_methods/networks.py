@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from sts_methods.backbones import features
+
 
 @contextmanager
 def initialised_from(seed: int) -> Iterator[None]:
@@ -26,7 +28,7 @@ class Encoder(nn.Module):
         self.backbone, self.head = backbone, head
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.backbone(images))  # type: ignore[no-any-return]
+        return self.head(features(self.backbone, images))  # type: ignore[no-any-return]
 
 
 def norm_mlp(inputs: int, hidden: int, outputs: int, *, output_bias: bool) -> nn.Sequential:
