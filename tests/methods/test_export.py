@@ -73,6 +73,10 @@ def test_changed_tensors_a_foreign_manifest_and_missing_files_are_refused(tmp_pa
     manifest_path.write_text(json.dumps({**manifest, "version": 2}))
     with pytest.raises(StateError, match="manifest must say"):
         load_backbone(path)
+    for text in (json.dumps(manifest)[:100], "[1]", ""):
+        manifest_path.write_text(text)
+        with pytest.raises(StateError, match="must be a JSON object"):
+            load_backbone(path)
     with pytest.raises(StateError, match=r"nowhere\.safetensors is missing"):
         load_backbone(tmp_path / "nowhere")
 

@@ -134,3 +134,9 @@ def test_a_batch_without_labels_is_refused() -> None:
 def test_an_unknown_labeller_is_refused() -> None:
     with pytest.raises(ConfigError, match="pseudo_labels must be"):
         small(pseudo_labels="nobody")
+
+
+@pytest.mark.parametrize("threshold", [95, -0.1, float("nan")])
+def test_a_threshold_that_is_no_probability_is_refused(threshold: float) -> None:
+    with pytest.raises(ConfigError, match="threshold must be a probability"):
+        small(threshold=threshold)

@@ -147,6 +147,7 @@ def test_an_optimizer_saved_half_way_goes_on_bit_for_bit(name: str) -> None:
         {"name": "sgdm"},
         {"schedule": "linear"},
         {"lr": -1.0},
+        {"lr": float("inf")},
         {"name": "lars", "nesterov": True},
         {"schedule": "step"},
         {"clip_gradient_norm": 0.0},

@@ -1,17 +1,19 @@
 """Checks that the configs of the methods share."""
 
+import math
+
 from sts_core.errors import ConfigError
 
 
 def check_positive(**values: float) -> None:
-    """Raise unless every value is above zero."""
+    """Raise unless every value is above zero and finite."""
     for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"{name} must be positive, got {value!r}: leave it out for the reference's value")
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} must be positive and finite, got {value!r}: leave it out for the reference's")
 
 
 def check_not_negative(**values: float) -> None:
-    """Raise unless every value is zero or above."""
+    """Raise unless every value is zero or above, and finite."""
     for name, value in values.items():
-        if not value >= 0:
-            raise ConfigError(f"{name} must not be negative, got {value!r}: 0 switches it off")
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{name} must be zero or positive and finite, got {value!r}: 0 switches it off")

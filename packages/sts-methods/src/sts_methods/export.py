@@ -71,7 +71,12 @@ def load_backbone(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     for file in (tensors_path, manifest_path):
         if not file.exists():
             raise StateError(f"a saved backbone is a .safetensors and a .json file, {file} is missing: check the path")
-    manifest: dict[str, Any] = json.loads(manifest_path.read_text())
+    try:
+        manifest: dict[str, Any] = dict(json.loads(manifest_path.read_text()))
+    except (TypeError, ValueError) as error:
+        raise StateError(
+            f"the manifest must be a JSON object, {manifest_path} is none ({error}): save the backbone again"
+        ) from error
     found = {key: manifest.get(key) for key in _MANIFEST}
     if found != _MANIFEST:
         raise StateError(

@@ -37,7 +37,9 @@ class FixMatchConfig:
 
     def __post_init__(self) -> None:
         check_positive(num_classes=self.num_classes)
-        check_not_negative(threshold=self.threshold, unlabelled_weight=self.unlabelled_weight)
+        check_not_negative(unlabelled_weight=self.unlabelled_weight)
+        if not 0.0 <= self.threshold <= 1.0:
+            raise ConfigError(f"threshold must be a probability, got {self.threshold!r}: the reference has 0.95")
         if self.pseudo_labels not in ("student", "teacher"):
             raise ConfigError(f'pseudo_labels must be "student" or "teacher", got {self.pseudo_labels!r}: choose one')
 

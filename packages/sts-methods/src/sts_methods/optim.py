@@ -1,5 +1,6 @@
 """The optimizers of the references: SGD and LARS (and AdamW for vision transformers), with weight-decay exclusions."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -56,8 +57,9 @@ class OptimizerConfig:
                 known = ", ".join(get_args(choices))
                 raise ConfigError(f"optimizer.{name} must be one of {known}, got {getattr(self, name)!r}: choose one")
         for name in ("lr", "weight_decay", "warmup_epochs", "warmup_start", "trust_coefficient", "momentum", "decay"):
-            if not getattr(self, name) >= 0.0:
-                raise ConfigError(f"optimizer.{name} must not be negative, got {getattr(self, name)!r}: pass 0 or more")
+            if not 0.0 <= getattr(self, name) < math.inf:
+                value = getattr(self, name)
+                raise ConfigError(f"optimizer.{name} must be zero or positive and finite, got {value!r}: change it")
         if self.nesterov and (self.name != "sgd" or self.momentum == 0.0):
             raise ConfigError(
                 f"optimizer.nesterov needs sgd with momentum, got {self.name} with {self.momentum}: switch it off"

@@ -10,6 +10,7 @@ from torch import nn
 
 from sts_core import SmoothingConfig, spatial_temporal_smoothing
 from sts_core.errors import ConfigError
+from sts_methods.checks import check_not_negative
 from sts_methods.data import DataConfig, TrainingData
 from sts_methods.guards import Reaction
 from sts_methods.method import Network, StudentTeacherMethod
@@ -111,6 +112,11 @@ def _check_counts(config: TrainingConfig) -> None:
     for name in ("epochs", "steps", "checkpoint_every_steps", "verify_ranks_every_steps", "checkpoint_every_minutes"):
         if (value := getattr(config, name)) is not None and not value > 0:
             raise ConfigError(f"{name} must be positive or None, got {value!r}: pass a larger number")
+    check_not_negative(
+        collapse_feature_std=config.collapse_feature_std, collapse_effective_rank=config.collapse_effective_rank
+    )
+    if not isinstance(config.seed, int) or not 0 <= config.seed < 2**64:
+        raise ConfigError(f"seed must be an integer in [0, 2**64), got {config.seed!r}: choose such a number")
     for name in ("global_batch_size", "accumulation", "keep_checkpoints", "log_every_steps"):
         if not getattr(config, name) >= 1:
             raise ConfigError(f"{name} must be at least 1, got {getattr(config, name)!r}: pass a larger number")
