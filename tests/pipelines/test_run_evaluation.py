@@ -153,3 +153,21 @@ def test_several_fine_tunings_have_their_mean_reported(tiny: Tiny, monkeypatch: 
 def test_no_fine_tunings_are_refused() -> None:
     with pytest.raises(StsError, match="voc_trials must be at least 1"):
         EvaluationConfig(voc_trials=0)
+
+
+def test_runs_under_comparison_are_shown_each_corrupted_image_in_one_pass(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(robustness, "cells_of", lambda source: [("contrast", 1), ("brightness", 1)])
+    one, two = (trained(lambda name, k=k, **o: tiny(name, seed=k, **o)) for k in (0, 1))
+    shown: list[int] = []
+    real = robustness.evaluate_cell
+    monkeypatch.setattr(
+        robustness, "evaluate_cell", lambda models, *r, **o: shown.append(len(models)) or real(models, *r, **o)
+    )
+    assert main(["evaluate", str(one), str(two), "--only", "imagenet-c"]) == 0
+    assert shown == [2, 2]
+    together = read_results(two).entries[0]["value"]
+    (two / "results.json").unlink()
+    assert main(["evaluate", str(two), "--only", "imagenet-c"]) == 0
+    assert read_results(two).entries[0]["value"] == together

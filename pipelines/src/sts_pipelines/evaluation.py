@@ -79,6 +79,22 @@ def evaluate_run(
     return bring_forward(results, pipeline) if _rank() == 0 and (results / "results.json").is_file() else None
 
 
+def measure_corruptions(runs: Sequence[tuple[Path, PipelineConfig]], *, device: torch.device) -> None:
+    """Show corrupted images to the networks of several runs in one pass; `evaluate_run` finds the outcomes.
+
+    Runs of other settings than the first are left to themselves.
+    """
+    from sts_pipelines.robustness import measure_cells
+
+    first = settings_of("imagenet-c", runs[0][1])
+    evaluators = [_Evaluator(f, f, p, device, None) for f, p in runs if settings_of("imagenet-c", p) == first]
+    wanted = [(e, e.missing("imagenet-c", e.config.networks)) for e in evaluators]
+    groups = {e.cells(networks): e.with_probes(networks) for e, networks in wanted if networks}
+    if len(groups) > 1:
+        one = evaluators[0]
+        measure_cells(groups, one.pipeline.training.data, one.config, classes=one.data[1].classes, device=device)
+
+
 class _Evaluator:
     """One run under evaluation; features are computed once per network, whoever needs them."""
 
@@ -99,13 +115,26 @@ class _Evaluator:
         """Measure those of `networks` that have no result yet, together where the images cost more than the network."""
         alone: Mapping[str, Callable[[str], Entries]] = {"linear": self._linear, "knn": self._knn, "voc": self._voc}
         settings = settings_of(evaluation, self.pipeline)
-        missing = [network for network in networks if not is_done(self.results, evaluation, network, settings)]
+        missing = self.missing(evaluation, networks)
         if evaluation in alone:
             for network in missing:
                 write_entries(self.results, alone[evaluation](network), settings)
         elif missing:
             together = self._few_labels if evaluation == "few-labels" else self._imagenet_c
             write_entries(self.results, together(missing), settings)
+
+    def missing(self, evaluation: str, networks: Sequence[str]) -> list[str]:
+        """The networks without a result under these settings."""
+        settings = settings_of(evaluation, self.pipeline)
+        return [network for network in networks if not is_done(self.results, evaluation, network, settings)]
+
+    def with_probes(self, networks: Sequence[str]) -> dict[str, nn.Module]:
+        """Backbones with their linear classifiers."""
+        return {name: self._probe(name).with_backbone(self._backbone(name)).to(self.device) for name in networks}
+
+    def cells(self, networks: Sequence[str]) -> Path:
+        """Where the outcomes of these networks on ImageNet-C are kept until all cells are done."""
+        return self.results / CELLS / "-".join([settings_of("imagenet-c", self.pipeline), *networks])
 
     @property
     def data(self) -> tuple[Any, Any]:
@@ -179,14 +208,12 @@ class _Evaluator:
         """The mean over all corruptions and severities of the backbones with their linear classifiers, in one pass."""
         from sts_pipelines.robustness import corruption_results
 
-        models = {name: self._probe(name).with_backbone(self._backbone(name)).to(self.device) for name in networks}
-        measured = settings_of("imagenet-c", self.pipeline)
         results = corruption_results(
-            models,
+            self.with_probes(networks),
             self.pipeline.training.data,
             self.config,
             classes=self.data[1].classes,
-            keep=self.results / CELLS / f"{measured}-{'-'.join(networks)}",
+            keep=self.cells(networks),
             device=self.device,
         )
         entries = []

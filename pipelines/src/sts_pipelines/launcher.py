@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from sts_core.errors import StsError
@@ -20,7 +21,7 @@ from sts_methods.training import fit
 from sts_pipelines.bank_evaluation import evaluate_bank
 from sts_pipelines.cluster import ray_cluster
 from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
-from sts_pipelines.evaluation import bring_forward, evaluate_run, is_evaluated, measure_of
+from sts_pipelines.evaluation import bring_forward, evaluate_run, is_evaluated, measure_corruptions, measure_of
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, plain_of
 from sts_pipelines.process_runtime import ProcessRuntime
 from sts_pipelines.progress import Watcher
@@ -120,6 +121,13 @@ def train_job(job: Job, runtime: ProcessRuntime) -> None:
             runtime.mirror.push()
 
 
+def share_corruptions(jobs: Sequence[Job], *, device: torch.device) -> None:
+    """Where several finished runs are evaluated on ImageNet-C, each image is shown to all of them at once."""
+    several = len(jobs) > 1 and not any(job.train or is_uri(job.pipeline.cluster.storage_path) for job in jobs)
+    if several and all("imagenet-c" in job.pipeline.evaluation.after_training for job in jobs):
+        measure_corruptions([(job.folder, job.pipeline) for job in jobs], device=device)
+
+
 def write_config(job: Job) -> None:
     """Leave the resolved config in the run folder, atomically; an evaluation leaves the one that is there."""
     if not job.train:
@@ -205,7 +213,7 @@ def worker(config: dict[str, Any]) -> dict[str, Any]:
     A worker that raises makes Ray restart the group, which is right for a lost machine and pointless for a wrong path
     or a diverged loss. So such an error is noted in the run folder, and the restarted group hands it over and ends.
     """
-    from sts_pipelines.ray_runtime import RayRuntime
+    from sts_pipelines.ray_runtime import RayRuntime, worker_device
 
     logging.getLogger().setLevel(logging.WARNING)  # Ray logs a line for every report otherwise
     note = Path(config["note"])
@@ -213,8 +221,9 @@ def worker(config: dict[str, Any]) -> dict[str, Any]:
     if noted is not None:
         return dict(json.loads(noted))
     try:
-        for plain in config["jobs"]:
-            job = Job.from_plain(plain)
+        jobs = [Job.from_plain(plain) for plain in config["jobs"]]
+        share_corruptions(jobs, device=worker_device())
+        for job in jobs:
             measure = None if config["measure"] is None else measure_of(job.pipeline, config["measure"])
             train_job(job, RayRuntime(job.folder, **_surroundings(job), measure=measure))
     except StsError as error:

@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from sts_eval import (
     evaluate_cell,
     merge_cells,
 )
+from sts_eval.corruption_results import Cell
 from sts_eval.results import write_atomically
 from sts_methods.data import DataConfig
 from sts_methods.datasets import IMAGENET_STATISTICS, STATISTICS, ImageArrays, open_source
@@ -58,10 +59,30 @@ def corruption_results(
     keep: Path,
     device: torch.device,
 ) -> dict[str, CorruptionResult]:
-    """Accuracy of all models on every cell, each image read or made once for all of them.
+    """Accuracy of all models on every cell; all ranks get the whole result.
 
-    Each rank takes every n-th cell, and all ranks get the whole result. The folder `keep` holds the cells that are
-    done: a killed evaluation goes on with the next.
+    The folder `keep` holds the cells that are done: a killed evaluation goes on with the next.
+    """
+    cells = measure_cells({keep: models}, data, config, classes=classes, device=device)
+    mine = [_read_cell(_file_of(keep, cell)) for cell in cells]
+    parts = [mine]
+    if dist.is_initialized():
+        parts = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(parts, mine)
+    return merge_cells([cell for part in parts for cell in part])
+
+
+def measure_cells(
+    groups: Mapping[Path, Mapping[str, nn.Module]],
+    data: DataConfig,
+    config: EvaluationConfig,
+    *,
+    classes: Sequence[str],
+    device: torch.device,
+) -> list[Cell]:
+    """Show each corrupted image, read or made once, to the models of all groups; their outcomes go to their folders.
+
+    Each rank takes every n-th cell; returns those of this rank.
     """
     source = corruption_source(data, config, classes)
     mean, std = STATISTICS.get(data.dataset, IMAGENET_STATISTICS)
@@ -73,18 +94,22 @@ def corruption_results(
         std=(std[0], std[1], std[2]),
     )
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    shown = {name: Resized(model, data.image_size) for name, model in models.items()}
-    mine = []
-    for corruption, severity in cells_of(source)[rank::world_size]:
-        file = keep / f"{corruption}-{severity}.npz"
-        if not file.is_file():
-            _write_cell(file, evaluate_cell(shown, source, corruption, severity, settings, device=device))
-        mine.append(_read_cell(file))
-    parts = [mine]
-    if world_size > 1:
-        parts = [[] for _ in range(world_size)]
-        dist.all_gather_object(parts, mine)
-    return merge_cells([cell for part in parts for cell in part])
+    mine = cells_of(source)[rank::world_size]
+    for cell in mine:
+        missing = [folder for folder in groups if not _file_of(folder, cell).is_file()]
+        names = {f"{k}/{name}": (folder, name) for k, folder in enumerate(missing) for name in groups[folder]}
+        if not names:
+            continue
+        shown = {key: Resized(groups[folder][name], data.image_size) for key, (folder, name) in names.items()}
+        measured = evaluate_cell(shown, source, *cell, settings, device=device)
+        for k, folder in enumerate(missing):
+            outcomes = {name: measured.outcomes[f"{k}/{name}"] for name in groups[folder]}
+            _write_cell(_file_of(folder, cell), replace(measured, outcomes=outcomes))
+    return mine
+
+
+def _file_of(folder: Path, cell: Cell) -> Path:
+    return folder / f"{cell[0]}-{cell[1]}.npz"
 
 
 def _write_cell(file: Path, cell: CellResult) -> None:

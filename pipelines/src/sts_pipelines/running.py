@@ -1,21 +1,26 @@
 """What the verbs do once a command is understood: run, evaluate, export and report, in terms of run folders."""
 
+import itertools
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sts_eval.results import write_atomically
+from sts_pipelines.checking import check_data, check_evaluations
 from sts_pipelines.errors import UsageError
 from sts_pipelines.evaluation import evaluate_run
 from sts_pipelines.flags import apply_flags
-from sts_pipelines.launcher import Job, launch
-from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig
+from sts_pipelines.launcher import Job, launch, share_corruptions
+from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig, Recipe, base_of, plain_of
 from sts_pipelines.schema import from_dict, to_dict
-from sts_pipelines.storage import mirror_of
+from sts_pipelines.storage import is_uri, local_folder, mirror_of
 from sts_pipelines.summary import print_table
-from sts_pipelines.yaml_text import read_yaml
+from sts_pipelines.yaml_text import read_yaml, write_yaml
 
 
 def run_recipe(recipe: PipelineConfig | ComparisonConfig) -> None:
     """Train, evaluate, print one table and write the report."""
+    prepare(recipe, recipe.folder)
     jobs = jobs_of(recipe)
     launch(jobs, name=recipe.run_name, folder=recipe.folder)
     print_table({job.label: job.folder for job in jobs})
@@ -23,6 +28,27 @@ def run_recipe(recipe: PipelineConfig | ComparisonConfig) -> None:
     mirror = mirror_of(jobs[0].pipeline.cluster.storage_path, recipe.folder)
     if mirror is not None:
         mirror.push()
+
+
+def prepare(recipe: Recipe, folder: Path) -> None:
+    """Refuse what could not run to its end, and leave the config in a folder of several runs; each run has its own."""
+    check_evaluations(base_of(recipe))
+    check_data(base_of(recipe))
+    if not isinstance(recipe, PipelineConfig):
+        write_atomically(folder / "config.yaml", write_yaml(plain_of(recipe)))
+
+
+def run_folders(path: str, pattern: str = "*/config.yaml") -> list[Path]:
+    """The folder of a run, or the runs (what has a file like `pattern`) in that of a comparison or a sweep."""
+    folder = Path(path)
+    if is_uri(path):
+        storage, _, name = path.rstrip("/").rpartition("/")
+        raise UsageError(
+            f"{path} must be a folder on this machine: copy the run here first, or pass the folder that it worked in, "
+            f"{local_folder(storage, name)} on the machine that started it"
+        )
+    inner = [] if (folder / "checkpoints").is_dir() else sorted({file.parent for file in folder.glob(pattern)})
+    return inner or [folder]
 
 
 def jobs_of(recipe: PipelineConfig | ComparisonConfig) -> list[Job]:
@@ -35,44 +61,65 @@ def jobs_of(recipe: PipelineConfig | ComparisonConfig) -> list[Job]:
     ]
 
 
-def read_run(folder: str, overrides: Sequence[str] = ()) -> PipelineConfig:
+def read_run(folder: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
     """The pipeline that made a run folder, with overrides."""
-    path = Path(folder) / "config.yaml"
+    path = folder / "config.yaml"
     if not path.is_file():
         raise UsageError(f"{folder} is not a run folder (it has no config.yaml): pass one that sts run made")
-    plain = read_yaml(path.read_text(encoding="utf-8"), source=str(path))
+    plain = read_yaml(path.read_text(encoding="utf-8", errors="replace"), source=str(path))
     plain.pop("kind", None)
     return from_dict(PipelineConfig, apply_flags(plain, overrides))
 
 
-def evaluate_folder(folder: str, overrides: Sequence[str]) -> None:
-    """Evaluate the networks of a run and print its table.
+def evaluate_folders(folders: Sequence[str], overrides: Sequence[str]) -> None:
+    """Evaluate the networks of runs and print their table.
 
     By Ray Train workers where `--cluster.num-workers` asks for them and where the run had several GPUs, since what was
     trained on many GPUs is large; else in this process.
     """
     from sts_methods.runtime import default_device
 
+    jobs = [_evaluation_of(run, overrides) for folder in folders for run in run_folders(folder)]
+    asked = any(override.startswith("--cluster.num-workers") for override in overrides)
+    for cluster, same in itertools.groupby(jobs, key=lambda job: job.pipeline.cluster):
+        group = list(same)
+        if cluster.num_workers > (0 if asked else 1) and (asked or cluster.use_gpu):
+            launch(group, name=group[0].label, folder=group[0].folder)
+            continue
+        share_corruptions(group, device=default_device())
+        for job in group:
+            evaluate_run(job.folder, job.pipeline, device=default_device())
+    labels = [job.label for job in jobs]
+    alike = {label for label in labels if labels.count(label) > 1}  # variants of several comparisons
+    print_table(
+        {f"{job.folder.parent.name}/{job.label}" if job.label in alike else job.label: job.folder for job in jobs}
+    )
+
+
+def _evaluation_of(folder: Path, overrides: Sequence[str]) -> Job:
+    """The job that evaluates a finished run and trains nothing."""
     pipeline = read_run(folder, overrides)
     before = to_dict(read_run(folder).training)
     if to_dict(pipeline.training) | {"data": None} != before | {"data": None}:
         raise UsageError("a finished training cannot be changed: override evaluation.* and data.* only")
-    path = Path(folder).absolute()
-    asked = any(override.startswith("--cluster.num-workers") for override in overrides)
-    if pipeline.cluster.num_workers > (0 if asked else 1) and (asked or pipeline.cluster.use_gpu):
-        launch([Job(label=path.name, pipeline=pipeline, folder=path, train=False)], name=path.name, folder=path)
-    else:
-        evaluate_run(path, pipeline, device=default_device())
-    print_table({Path(folder).name: Path(folder)})
+    check_evaluations(pipeline)
+    path = folder.absolute()
+    return Job(label=path.name, pipeline=pipeline, folder=path, train=False)
 
 
 def export_folder(folder: str, *, network: str, to: str, output: str) -> str:
     """Write a backbone in another library's format; says what was written."""
     from sts_methods import export
 
-    source = Path(folder) / f"{network}.safetensors"
+    (run, *others) = run_folders(folder)
+    if others:
+        names = ", ".join(one.name for one in (run, *others))
+        raise UsageError(f"export writes one network, {folder} holds several runs: pass one of its folders {names}")
+    source = run / f"{network}.safetensors"
     if not source.is_file():
         raise UsageError(f"{folder} has no {network}.safetensors: let sts run finish the training first")
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=Path(output).parent).close()  # an OSError now, and not one of the library's own later
     return str(export(source, output, to=to))  # type: ignore[arg-type]  # argparse has checked the choice
 
 
@@ -80,4 +127,5 @@ def report_folders(folders: Sequence[str], *, against_paper: bool = False, outpu
     """One report of several runs."""
     from sts_pipelines.reporting import write
 
-    print(write(folders, against_paper=against_paper, output=output))
+    runs = [run for folder in folders for run in run_folders(folder, "*/config.*")]
+    print(write(runs, against_paper=against_paper, output=output or Path(folders[0]) / "report"))
