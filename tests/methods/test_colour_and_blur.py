@@ -8,9 +8,12 @@ import pytest
 import torch
 from PIL import ImageOps
 
-from sts_methods import colour, host
+from sts_methods import augment, colour, host
+from sts_methods.augment import draw_crop_view
 from sts_methods.blur import blur, blur_taps, half_width
 from sts_methods.draws import IntArray
+from sts_methods.sampler import Keys
+from sts_methods.views import CropView
 
 FACTORS = (0.61, 0.83, 1.0, 1.17, 1.39)
 SHIFTS = (-0.1, -0.037, 0.0, 0.02, 0.1)
@@ -79,11 +82,22 @@ def test_grayscale_is_pillows_and_touches_only_the_chosen(reference: ModuleType,
         assert np.abs(reference.as_pixels(ours[row]) - expected).max() <= (1 if chosen[row] else 0)
 
 
-def test_solarise_inverts_the_bright_half_of_the_chosen(reference: ModuleType, pictures: torch.Tensor) -> None:
-    ours = colour.solarise_(pictures.float(), np.array([True] * 4 + [False]))
-    expected = reference.pixels(ImageOps.solarize(reference.pillow(pictures[0])))
-    assert np.array_equal(reference.as_pixels(ours[0]), expected)
-    assert torch.equal(ours[4], pictures[4].float())
+@pytest.mark.parametrize("batched", [True, False])
+def test_solarise_is_pillows_on_every_level_and_touches_only_the_chosen(reference: ModuleType, batched: bool) -> None:
+    levels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).repeat(8, 3, 1, 1)
+    view = CropView(size=16, jitter=0.0, grayscale=0.0, blur=0.0, solarise=0.5)
+    keys, sides = Keys(np.arange(8), np.zeros(8, dtype=np.int64)), np.full(8, 16)
+    draws = draw_crop_view(view, keys, seed=0, stream=16, heights=sides, widths=sides)
+    assert 0 < draws.solarise.sum() < 8
+    if batched:
+        ours = augment.finish_crops_(levels.float(), view, draws).permute(0, 2, 3, 1).numpy()
+    else:
+        ours = levels.permute(0, 2, 3, 1).contiguous().numpy()
+        host.finish_crops_(ours, view, draws)
+    image = reference.pillow(levels[0])
+    for row, chosen in enumerate(draws.solarise):
+        expected = reference.pixels(ImageOps.solarize(image, threshold=128) if chosen else image)
+        assert np.array_equal(ours[row], expected)
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0, 1.4, 1.7, 2.0])

@@ -3,13 +3,14 @@
 import os
 import random
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFilter
+from PIL import Image, ImageFilter, ImageOps
 from scipy.stats import ks_2samp
 from torchvision import transforms
 
@@ -45,22 +46,36 @@ def reference_view(
         image = image.convert("L").convert("RGB")
     if draws.sigma[row] > 0:
         image = reference.blur(image, float(draws.sigma[row]))
+    if draws.solarise[row]:
+        image = ImageOps.solarize(image)
     if draws.flip[row]:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.asarray(image).astype(np.float64)
 
 
+def views_of(pictures: torch.Tensor, view: CropView, keys: Keys, *, seed: int, batched: bool) -> FloatArray:
+    """The views [N, H, W, 3] as the device makes them, or as the loader does."""
+    if batched:
+        return augment_batch(pictures, view, keys, seed=seed, stream=16).permute(0, 2, 3, 1).double().numpy()
+    crops, draws = crop_batch(pictures, view, keys, seed=seed, stream=16)
+    ours = crops.permute(0, 2, 3, 1).to(torch.uint8).contiguous().numpy()
+    host.finish_crops_(ours, view, draws)
+    return ours.astype(np.float64)
+
+
+VIEWS = {"moco": two_views(recipe="moco", image_size=SIZE)[0], "byol": two_views(recipe="byol", image_size=SIZE)[1]}
+
+
 @pytest.mark.parametrize("batched", [True, False])
-def test_the_whole_chain_is_the_references_within_point_six_levels(reference: ModuleType, batched: bool) -> None:
-    view = two_views(recipe="moco", image_size=SIZE)[0]
+@pytest.mark.parametrize("recipe", VIEWS)
+def test_the_whole_chain_is_the_references_within_point_six_levels(
+    reference: ModuleType, recipe: str, batched: bool
+) -> None:
+    view = VIEWS[recipe]
     pictures = reference.photographs(32)
     draws = draws_of(view, pictures)
-    if batched:
-        ours = augment_batch(pictures, view, keys_of(32), seed=0, stream=16).permute(0, 2, 3, 1).numpy()
-    else:
-        crops, _ = crop_batch(pictures, view, keys_of(32), seed=0, stream=16)
-        ours = crops.permute(0, 2, 3, 1).to(torch.uint8).contiguous().numpy()
-        host.finish_crops_(ours, view, draws)
+    assert draws.solarise.any() == (recipe == "byol")
+    ours = views_of(pictures, view, keys_of(32), seed=0, batched=batched)
     distance = [
         np.abs(ours[row] - reference_view(reference, pictures[row], view, draws, row)).mean() for row in range(32)
     ]
@@ -84,14 +99,16 @@ class PillowBlur:
         return image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
 
 
-def moco_transform() -> transforms.Compose:
-    """MoCo v2's augmentation (main_moco.py, --aug-plus) without the normalisation."""
+def transform_of(recipe: str) -> transforms.Compose:
+    """MoCo v2's augmentation (main_moco.py, --aug-plus) or that of BYOL's second view, without the normalisation."""
+    moco = recipe == "moco"
     return transforms.Compose(
         [
-            transforms.RandomResizedCrop(SIZE, scale=(0.2, 1.0)),
-            transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+            transforms.RandomResizedCrop(SIZE, scale=(0.2 if moco else 0.08, 1.0)),
+            transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4 if moco else 0.2, 0.1)], p=0.8),
             transforms.RandomGrayscale(p=0.2),
-            transforms.RandomApply([PillowBlur()], p=0.5),
+            transforms.RandomApply([PillowBlur()], p=0.5 if moco else 0.1),
+            transforms.RandomSolarize(threshold=128, p=0.0 if moco else 0.2),
             transforms.RandomHorizontalFlip(),
         ]
     )
@@ -109,9 +126,9 @@ def sources(reference: ModuleType, num: int) -> torch.Tensor:
     return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2)
 
 
-def reference_statistics(pictures: torch.Tensor, rounds: int, seed: int) -> FloatArray:
+def reference_statistics(recipe: str, pictures: torch.Tensor, rounds: int, seed: int) -> FloatArray:
     random.seed(seed)
-    transform = moco_transform()
+    transform = transform_of(recipe)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         images = [Image.fromarray(x.permute(1, 2, 0).contiguous().numpy()) for x in pictures]
@@ -119,14 +136,11 @@ def reference_statistics(pictures: torch.Tensor, rounds: int, seed: int) -> Floa
     return np.array([statistics(np.asarray(view).astype(np.float64)) for view in views])
 
 
-def our_statistics(pictures: torch.Tensor, rounds: int, view: CropView) -> FloatArray:
+def our_statistics(pictures: torch.Tensor, rounds: int, view: CropView, *, batched: bool = False) -> FloatArray:
     made = []
     for epoch in range(rounds):
         keys = Keys(np.arange(len(pictures)), np.full(len(pictures), epoch))
-        crops, draws = crop_batch(pictures, view, keys, seed=1, stream=16)
-        views = crops.permute(0, 2, 3, 1).to(torch.uint8).contiguous().numpy()
-        host.finish_crops_(views, view, draws)
-        made += [statistics(x.astype(np.float64)) for x in views]
+        made += [statistics(x) for x in views_of(pictures, view, keys, seed=1, batched=batched)]
     return np.array(made)
 
 
@@ -135,16 +149,19 @@ def smallest_p(one: FloatArray, two: FloatArray) -> float:
 
 
 @pytest.mark.slow
-def test_views_are_distributed_as_the_references(reference: ModuleType) -> None:
+@pytest.mark.parametrize(("recipe", "weaker"), [("moco", {"blur": 0.2}), ("byol", {"solarise": 0.0})])
+def test_views_are_distributed_as_the_references(reference: ModuleType, recipe: str, weaker: dict[str, float]) -> None:
     """Two-sample Kolmogorov-Smirnov tests of twelve statistics, corrected for their number."""
     pictures, rounds = sources(reference, 100), 20
-    theirs = reference_statistics(pictures, rounds, seed=1)
+    theirs = reference_statistics(recipe, pictures, rounds, seed=1)
     threshold = 0.01 / theirs.shape[1]
-    view = two_views(recipe="moco", image_size=SIZE)[0]
-    assert smallest_p(our_statistics(pictures, rounds, view), theirs) > threshold
-    assert smallest_p(reference_statistics(pictures, rounds, seed=2), theirs) > threshold, "the control must pass"
-    weaker = CropView(size=SIZE, blur=0.2)
-    assert smallest_p(our_statistics(pictures, rounds, weaker), theirs) < threshold, "the test must see less blur"
+    view = VIEWS[recipe]
+    for batched in (False, True):
+        assert smallest_p(our_statistics(pictures, rounds, view, batched=batched), theirs) > threshold
+    control = reference_statistics(recipe, pictures, rounds, seed=2)
+    assert smallest_p(control, theirs) > threshold, "the control must pass"
+    less = replace(view, **weaker)  # type: ignore[arg-type]
+    assert smallest_p(our_statistics(pictures, rounds, less), theirs) < threshold, f"the test must see {weaker}"
 
 
 @pytest.mark.parametrize("recipe", ["byol", "dino", "fixmatch", "digits"])
