@@ -1,10 +1,15 @@
 """The numbers of the references, which nobody may change in passing: views, networks and what is decayed."""
 
+from dataclasses import replace
+
+import pytest
 from torch import nn
 
+from sts_core.errors import ConfigError
 from sts_methods import ByolConfig, DataConfig, FixMatch, FixMatchConfig, MoCoConfig, multi_crop, two_views
+from sts_methods.data import Recipe
 from sts_methods.optim import OptimizerConfig, parameter_groups
-from sts_methods.views import CropView, weak_and_strong
+from sts_methods.views import CropView, local_size, weak_and_strong
 
 
 def test_mocos_views_are_equal_and_those_of_aug_plus() -> None:
@@ -31,6 +36,28 @@ def test_only_byols_second_view_is_solarised_and_it_is_seldom_blurred() -> None:
 
 def test_dino_has_eight_local_crops_of_96_pixels() -> None:
     assert [view.size for view in multi_crop()] == [224, 224, *[96] * 8]
+
+
+def test_local_crops_are_whole_patches_of_16_pixels_unless_the_image_is_tiny() -> None:
+    sizes = {8: 8, 12: 8, 32: 16, 48: 24, 64: 32, 96: 48, 128: 48, 160: 64, 192: 80, 224: 96, 256: 112, 384: 160}
+    assert {size: local_size(size) for size in sizes} == sizes
+
+
+@pytest.mark.parametrize("recipe", ["byol", "moco", "dino"])
+def test_a_filter_of_ones_own_resizes_all_crops(recipe: Recipe) -> None:
+    own = DataConfig(dataset="images", root="photos", image_size=224, recipe=recipe)
+    asked = replace(own, interpolation="bilinear" if recipe == "dino" else "bicubic")
+    assert {view.interpolation for view in own.views()} == {"bicubic" if recipe == "dino" else "bilinear"}  # type: ignore[union-attr]
+    assert {view.interpolation for view in asked.views()} == {asked.interpolation}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "interpolation", "message"),
+    [("byol", "nearest", "must be bilinear, bicubic or None"), ("fixmatch", "bicubic", "fixmatch shifts whole images")],
+)
+def test_a_filter_that_nothing_could_use_is_refused(recipe: Recipe, interpolation: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DataConfig(recipe=recipe, interpolation=interpolation)  # type: ignore[arg-type]
 
 
 def test_fixmatch_shifts_by_four_pixels_and_cuts_out_sixteen_after_two_operations() -> None:

@@ -18,6 +18,8 @@ from sts_methods.method import Batch
 from sts_methods.sampler import Keys, Place, StatelessSampler
 from sts_methods.views import (
     CropView,
+    Interpolation,
+    View,
     Views,
     WeakView,
     digit_views,
@@ -53,6 +55,8 @@ class DataConfig:
     """DINO's small crops per image."""
     crop_scale_min: float | None = None
     """Smallest share of the area that a crop covers; None is the recipe's own."""
+    interpolation: Interpolation | None = None
+    """Filter that resizes crops, bilinear or bicubic (DeepMind's BYOL); None is the recipe's own."""
     num_workers: int = 0
     """Processes that read image files; images in memory need none."""
     on_error: OnError = "raise"
@@ -72,19 +76,27 @@ class DataConfig:
             raise ConfigError(
                 f"crop_scale_min must be in (0, 1], got {self.crop_scale_min!r}: it is a share of the area"
             )
+        if self.interpolation not in (None, *get_args(Interpolation)):
+            raise ConfigError(
+                f"interpolation must be bilinear, bicubic or None, got {self.interpolation!r}: choose one of these"
+            )
+        if self.interpolation is not None and self.recipe in SEMI_SUPERVISED:
+            raise ConfigError(
+                f"interpolation is for recipes that resize crops, {self.recipe} shifts whole images, got "
+                f"{self.interpolation!r}: leave it out"
+            )
 
     def views(self) -> Views:
         """The views that this config asks for."""
-        views = _recipe_views(self)
-        if self.crop_scale_min is None:
-            return views
-        low = self.crop_scale_min
-        return tuple(
-            replace(v, crop_scale=(low, max(low, v.crop_scale[1])))
-            if isinstance(v, CropView) and v.size == self.image_size
-            else v
-            for v in views
-        )
+        return tuple(self._as_asked(view) for view in _recipe_views(self))
+
+    def _as_asked(self, view: View) -> View:
+        """The recipe's view with this config's own crops and filter."""
+        if not isinstance(view, CropView):
+            return view
+        if (low := self.crop_scale_min) is not None and view.size == self.image_size:
+            view = replace(view, crop_scale=(low, max(low, view.crop_scale[1])))
+        return replace(view, interpolation=self.interpolation or view.interpolation)
 
 
 def _recipe_views(config: DataConfig) -> Views:

@@ -118,8 +118,9 @@ def multi_crop(
 
 
 def local_size(image_size: int) -> int:
-    """Side of DINO's local crops: 96 of 224, rounded to a multiple of 8 (16 of 32)."""
-    return max(8, round(image_size * 96 / 224 / 8) * 8)
+    """Side of DINO's local crops: 96 of 224, in whole patches of 16 pixels from images of 64 up, of 8 below."""
+    patch = 16 if image_size >= 64 else 8
+    return max(1, round(image_size * 96 / 224 / patch)) * patch
 
 
 def digit_views(recipe: str, *, image_size: int, num_local: int = 8) -> Views:
