@@ -59,25 +59,6 @@ def test_an_entry_tells_command_hardware_time_and_expectation(name: str) -> None
     assert entry.hardware
 
 
-@pytest.mark.parametrize(
-    ("name", "m", "p"),
-    [
-        ("byol-imagenet-200ep-none", 0.0, 0.0),
-        ("byol-imagenet-200ep-tma", 0.99, 0.0),
-        ("byol-imagenet-200ep-se", 0.0, 0.999),
-        ("byol-imagenet-200ep-sts", 0.99, 0.7),
-        ("moco-imagenet-200ep-tma", 0.999, 0.0),
-        ("moco-imagenet-200ep-sts", 0.999, 0.5),
-        ("fixmatch-cifar10-40-tma", 0.999, 0.0),
-        ("fixmatch-cifar100-400-sts", 0.999, 0.5),
-    ],
-)
-def test_the_paper_s_teachers_have_the_paper_s_numbers(name: str, m: float, p: float) -> None:
-    smoothing = base_of(CATALOG[name].build()).training.smoothing
-    assert (smoothing.momentum, smoothing.preserve_probability) == (m, p)
-    assert smoothing.granularity == "layer"
-
-
 def test_teachers_treat_buffers_as_their_methods_do() -> None:
     for name in CATALOG:
         training = base_of(CATALOG[name].build()).training
@@ -111,6 +92,13 @@ def test_a_run_name_changes_with_what_decides_the_weights_and_with_nothing_else(
     other = [["--seed", "1"], ["--smoothing.momentum", "0.8"], ["--optimizer.lr", "0.3"], ["--steps", "9"]]
     assert {name(*flags) for flags in same} == {name()}
     assert len({name(*flags) for flags in other} | {name()}) == 5
+
+
+def test_the_filter_of_crops_is_a_flag() -> None:
+    name = "byol-imagenet-300ep-deepmind"
+    assert base_of(resolve(name)).training.data.interpolation == "bicubic"
+    assert base_of(resolve(name, ["--data.interpolation", "bilinear"])).training.data.interpolation == "bilinear"
+    assert base_of(resolve(name, ["--data.interpolation", "null"])).training.data.interpolation is None
 
 
 def test_a_smoothing_is_typed_and_not_a_dict() -> None:
