@@ -216,7 +216,15 @@ def test_yaml_is_read_without_surprises(text: str, expected: object) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a: !!python/object/apply:os.system [ls]", "a: &x [1]\nb: *x", "a: 1\na: 2", "- 1", "a: [", "a: {b: 1, b: 2}"],
+    [
+        "a: !!python/object/apply:os.system [ls]",
+        "a: &x [1]\nb: *x",
+        "a: 1\na: 2",
+        "- 1",
+        "a: [",
+        "a: {b: 1, b: 2}",
+        "kind: [a]",
+    ],
 )
 def test_dangerous_or_broken_yaml_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -56,6 +56,8 @@ def read_yaml(text: str, *, source: str = "the text") -> dict[str, Any]:
         raise UsageError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
         raise UsageError(f"{source} must hold a config (key: value lines), got {type(loaded).__name__}")
+    if not isinstance(loaded.get("kind", ""), str):
+        raise UsageError(f"kind must be a name such as pipeline, got {loaded['kind']!r} in {source}: correct it")
     return loaded
 
 
