@@ -1,11 +1,15 @@
 """sts check: what a pipeline needs, before it costs a night."""
 
+from pathlib import Path
+
 import pytest
 
+from sts_core.errors import ConfigError, StsError
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.checking import check_recipe
+from sts_pipelines.checking import check_data, check_evaluations, check_recipe
 from sts_pipelines.errors import UsageError
 from sts_pipelines.main import main
+from sts_pipelines.pipeline import PipelineConfig
 from sts_pipelines.pretended import fits
 from sts_pipelines.resolve import resolve
 
@@ -53,6 +57,44 @@ def test_units_are_counted_by_granularity() -> None:
 
 def test_a_sweep_says_how_many_cells_it_has() -> None:
     assert "sweep: 32 cells" in check_recipe(CATALOG["byol-digits-p-by-m"].build(), placement=False)
+
+
+def test_the_bank_of_a_sweep_with_one_student_counts_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    banks: list[int] = []
+    monkeypatch.setattr("sts_pipelines.checking._memory", lambda pipeline, method, *, bank: banks.append(bank) or [])
+    check_recipe(resolve("fixmatch-digits-p-by-m"), placement=False)
+    check_recipe(resolve("fixmatch-digits-sts"), placement=False)
+    assert banks == [32, 0]
+
+
+def test_memory_grows_with_the_bank() -> None:
+    from sts_methods import build_method
+    from sts_pipelines.checking import _memory
+
+    pipeline = CATALOG["byol-digits-sts"].build()
+    assert isinstance(pipeline, PipelineConfig)
+    method = build_method(pipeline.training.method, seed=0)
+    assert _memory(pipeline, method, bank=1000) != _memory(pipeline, method, bank=0)
+
+
+def test_an_evaluation_that_could_not_follow_is_told_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="byol trains none: take it out of"):
+        check_recipe(resolve("byol-digits-sts", ["--evaluation.after-training", "few-labels"]), placement=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(StsError, match="needs the package detectron2"):
+        check_evaluations(resolve("byol-digits-sts", ["--evaluation.after-training", "voc"]))  # type: ignore[arg-type]
+    elsewhere = ["--evaluation.after-training", "voc", "--cluster.address", "auto"]
+    check_evaluations(resolve("byol-digits-sts", elsewhere))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dataset", ["imagefolder", "arrays", "images"])
+def test_data_that_is_not_there_is_missed_before_the_workers_start(dataset: str, tmp_path: Path) -> None:
+    flags = ["--data.dataset", dataset, "--data.root", str(tmp_path / "nowhere")]
+    with pytest.raises(ConfigError, match="nowhere"):
+        check_data(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
+    check_data(resolve("byol-digits-sts", [*flags, "--cluster.address", "auto"]))  # type: ignore[arg-type]
+    (tmp_path / "nowhere" / "train").mkdir(parents=True)
+    check_data(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
 
 
 def test_an_impossible_network_is_a_mistake_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,8 @@ def test_gpus_that_a_machine_does_not_have_are_not_waited_for(
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "byol-imagenet-200ep-sts", "--data.root", "/nowhere"]) == 2
+    (tmp_path / "train").mkdir()
+    assert main(["run", "byol-imagenet-200ep-sts", "--data.root", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("sts: 8 workers need a GPU each, but this machine has 2: ")
     assert error.count("\n") == 1

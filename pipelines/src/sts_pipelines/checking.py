@@ -2,17 +2,22 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from sts_core import Smoother
+from sts_eval.detection.backends import require_backend
 from sts_methods import Batch, build_method
+from sts_methods.datasets import open_source
 from sts_methods.optim import build_optimizer
+from sts_pipelines.cells import cells_of
 from sts_pipelines.errors import UsageError
 from sts_pipelines.pipeline import PipelineConfig, Recipe, SweepConfig, base_of
 from sts_pipelines.pretended import fits
+from sts_pipelines.schema import kind_of
 
 GRANULARITIES = ("layer", "module", "channel", "neuron")
 PRETENDED_GPUS, PRETENDED_CPUS = 8, 96
@@ -24,16 +29,39 @@ FAKE_BATCH = 4
 def check_recipe(recipe: Recipe, *, placement: bool) -> str:
     """A text with all findings; raises where the pipeline could not run."""
     pipeline = base_of(recipe)
+    check_evaluations(pipeline)
     method = build_method(pipeline.training.method, seed=pipeline.training.seed)
-    lines = [*_size(method), *_units(method), *_schedule(pipeline), *_memory(pipeline, method)]
+    cells = cells_of(recipe) if isinstance(recipe, SweepConfig) else []
+    one_student = isinstance(recipe, SweepConfig) and recipe.sweep.one_student
+    bank = len(cells) if one_student else len(pipeline.training.bank)
+    lines = [*_size(method), *_units(method), *_schedule(pipeline), *_memory(pipeline, method, bank=bank)]
     lines += _one_step(pipeline, method)
-    if isinstance(recipe, SweepConfig):
-        from sts_pipelines.cells import cells_of
-
-        lines.append(f"sweep: {len(cells_of(recipe))} cells")
+    if cells:
+        lines.append(f"sweep: {len(cells)} cells")
     if placement:
         lines.append(_placement(pipeline))
     return "\n".join([f"{pipeline.name}", *lines, "check passed"])
+
+
+def check_evaluations(pipeline: PipelineConfig) -> None:
+    """Raise where an evaluation that is asked for could not follow the training."""
+    evaluation, method = pipeline.evaluation, pipeline.training.method
+    if "few-labels" in evaluation.after_training and not hasattr(method, "num_classes"):
+        raise UsageError(
+            f"few-labels measures the classifier that a method trains, and {kind_of(type(method))} trains none: take "
+            "it out of evaluation.after-training (linear and knn need no classifier), or train fixmatch or mean_teacher"
+        )
+    if "voc" in evaluation.after_training and pipeline.cluster.address is None:  # else the workers may have it
+        require_backend(evaluation.voc.backend)
+
+
+def check_data(pipeline: PipelineConfig) -> None:
+    """Raise, as the dataset would, where its files are not there; what may be downloaded is left to the workers."""
+    data = pipeline.training.data
+    place = Path(data.root or "") / ("train" if data.dataset == "imagefolder" else "")
+    known = data.dataset in ("digits", "cifar10", "cifar100") or (data.root is not None and place.exists())
+    if not known and pipeline.cluster.address is None:  # the workers of another cluster see other disks
+        open_source(data.dataset, data.root, "train", image_size=data.image_size)
 
 
 def _size(method: Any) -> list[str]:
@@ -72,11 +100,11 @@ def _schedule(pipeline: PipelineConfig) -> list[str]:
     return [*lines, f"steps: {total:,} ({per_epoch:,} an epoch of {images:,} images)"]
 
 
-def _memory(pipeline: PipelineConfig, method: Any) -> list[str]:
-    """Weights, gradients, momentum and teacher in float32, and activations that grow with the images per worker."""
+def _memory(pipeline: PipelineConfig, method: Any, *, bank: int) -> list[str]:
+    """Weights, gradients, momentum and teachers in float32, and activations that grow with the images per worker."""
     training = pipeline.training
     student = sum(p.numel() for p in method.student.parameters())
-    teachers = sum(p.numel() for p in method.teacher.parameters()) * (1 + len(training.bank))
+    teachers = sum(p.numel() for p in method.teacher.parameters()) * (1 + bank)
     buffers = sum(b.numel() for b in method.buffers())
     fixed = 4 * (3 * student + teachers + buffers)
     workers = max(1, pipeline.cluster.num_workers)

@@ -23,12 +23,14 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.errors import UsageError
     from sts_pipelines.pipeline import SweepConfig
     from sts_pipelines.resolve import resolve
-    from sts_pipelines.sweep import run_sweep
+    from sts_pipelines.running import prepare
+    from sts_pipelines.sweep import run_sweep, sweep_folder
 
     if arguments.with_control:
         overrides = [*overrides, "--sweep.with-control", "true"]
     recipe = resolve(arguments.pipeline, overrides)
     if not isinstance(recipe, SweepConfig):
         raise UsageError(f"{arguments.pipeline} is not a sweep: run it with sts run {arguments.pipeline}")
+    prepare(recipe, sweep_folder(recipe))
     run_sweep(recipe)
     return 0
