@@ -77,9 +77,18 @@ def test_show_lists_every_flag_with_its_meaning(capsys: pytest.CaptureFixture[st
         (["sweep", "byol-digits-sts"], "sts run byol-digits-sts"),
         (["run", "quickstart", "--smoothing.momentum", "0.9"], "variants.NAME.momentum"),
         (["sweep", "byol-digits-p-by-m", "--sweep.one-student", "true"], "pseudo_labels: student"),
+        (["run", "byol-digits-sts", "--evaluation.after-training", "knn,few-labels"], "byol trains none"),
+        (["run", "byol-imagenet-200ep-sts", "--data.root", "/nowhere"], "the folder /nowhere/train, which does not"),
+        (["sweep", "byol-imagenet-p-by-m", "--data.root", "/nowhere"], "the folder /nowhere/train, which does not"),
+        (["check", "byol-digits-sts", "--seed", "9" * 23], "seed must be an integer in [0, 2**64)"),
         (["evaluate", "/nowhere"], "not a run folder"),
+        (["evaluate", "s3://bucket/runs/x"], "copy the run here first"),
+        (["report", "s3://bucket/runs/x"], "copy the run here first"),
+        (["doctor", "s3://bucket/runs/x"], "copy the run here first"),
+        (["export", "s3://bucket/runs/x", "--to", "timm", "--output", "x.safetensors"], "copy the run here first"),
         (["report", "/nowhere"], "/nowhere"),
         (["doctor", "/nowhere"], "does not exist"),
+        (["doctor", __file__], "test_main.py is none of them"),
         (["export", "/nowhere", "--to", "timm", "--output", "x.safetensors"], "has no teacher.safetensors"),
         (["list", "zzz*"], "no pipeline matches"),
         (["lst"], "invalid choice: 'lst'"),
@@ -106,9 +115,42 @@ def test_a_broken_yaml_file_is_named_in_one_line(tmp_path: Path, capsys: pytest.
     assert error.count("\n") == 1
 
 
-def test_an_internal_mistake_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sts_pipelines.verbs.list_.run", lambda arguments, overrides: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
+def test_a_place_that_cannot_be_written_to_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "nowhere" / "file"
+    monkeypatch.setattr("sts_pipelines.verbs.list_.run", lambda arguments, overrides: place.write_text(""))
+    assert main(["list"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"sts: {place} cannot be used (No such file or directory): ")
+    assert error.count("\n") == 1
+
+
+def test_an_export_to_a_place_that_cannot_be_written_to_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "teacher.safetensors").touch()
+    output = str(tmp_path / "teacher.safetensors" / "x.safetensors")
+    assert main(["export", str(tmp_path), "--to", "timm", "--output", output]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"sts: {tmp_path / 'teacher.safetensors'} cannot be used")
+    assert error.count("\n") == 1
+
+
+def test_the_working_copy_of_a_run_in_a_uri_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    from sts_pipelines.storage import local_folder
+
+    assert main(["doctor", "s3://bucket/runs/x/"]) == 2
+    assert str(local_folder("s3://bucket/runs", "x")) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mistake", [ZeroDivisionError(), OSError("a socket"), OSError(22, "no file either")])
+def test_an_internal_mistake_keeps_its_traceback(mistake: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: object, overrides: object) -> int:
+        raise mistake
+
+    monkeypatch.setattr("sts_pipelines.verbs.list_.run", fail)
+    with pytest.raises(type(mistake)):
         main(["list"])
 
 

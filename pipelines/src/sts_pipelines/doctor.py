@@ -1,12 +1,15 @@
 """What a run folder, a checkpoint or a backbone is, and whether a run can go on from it."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sts_core.errors import StsError
+from sts_eval import read_results
 from sts_methods import load_backbone
 from sts_methods.checkpoint import CheckpointError, CheckpointStore, read_checkpoint
 from sts_pipelines.errors import UsageError
+from sts_pipelines.running import read_run, run_folders
 
 NEEDED = ("method", "optimizer", "scaler", "smoother")
 """Parts of a checkpoint without which a run cannot go on."""
@@ -14,22 +17,28 @@ NEEDED = ("method", "optimizer", "scaler", "smoother")
 
 def examine(path: str) -> tuple[str, bool]:
     """A description of `path`, and whether it is healthy: resumable, or for a backbone intact."""
-    place = Path(path)
-    if not place.exists():
-        raise UsageError(f"{path} does not exist: pass a run folder, a checkpoint folder or a backbone file")
-    if place.is_file():
+    place, *others = run_folders(path)
+    if others or place != Path(path):
+        found = [examine(str(run)) for run in (place, *others)]
+        return "\n\n".join(text for text, _ in found), all(healthy for _, healthy in found)
+    if place.suffix == ".safetensors" and place.is_file():
         return _backbone(place)
     if (place / "manifest.json").is_file():
         lines, healthy = _checkpoint(place)
         return "\n".join([f"checkpoint {place}", *lines, _verdict(healthy)]), healthy
     if (place / "checkpoints").is_dir() or (place / "config.yaml").is_file():
         return _run(place)
-    raise UsageError(f"{path} is neither a run folder nor a checkpoint: it has no config.yaml and no manifest.json")
+    problem = "has no config.yaml and no manifest.json" if place.is_dir() else "is none of them"
+    raise UsageError(
+        f"sts doctor needs a run folder, a checkpoint folder or a backbone (.safetensors), {path} "
+        f"{problem if place.exists() else 'does not exist'}: check the path"
+    )
 
 
 def _run(folder: Path) -> tuple[str, bool]:
     store = CheckpointStore(folder / "checkpoints")
-    lines = [f"run {folder}", *_files(folder)]
+    damage = [*_damage(folder / "config.yaml", read_run), *_damage(folder / "results.json", _results)]
+    lines = [f"run {folder}", *_networks_saved(folder), *damage, *([] if damage else _results(folder))]
     intact: list[int] = []
     for step in reversed(store.steps()):
         detail, healthy = _checkpoint(store.path(step))
@@ -42,11 +51,22 @@ def _run(folder: Path) -> tuple[str, bool]:
         lines.append("no checkpoints yet: it would start from the beginning")
     elif intact and intact[0] != store.steps()[-1]:
         lines.append(f"the newest checkpoint is damaged: it would go on from step {intact[0]}")
-    healthy = bool(intact)
+    healthy = bool(intact) and not damage
     return "\n".join([*lines, _verdict(healthy)]), healthy
 
 
-def _files(folder: Path) -> list[str]:
+def _damage(file: Path, read: Callable[[Path], object]) -> list[str]:
+    """What is wrong with a file that `read` reads from a run folder, in a line, if anything is."""
+    if file.name == "config.yaml" and not file.exists():
+        return [f"{file.name}: MISSING, the command that made the run writes it again"]
+    try:
+        read(file.parent)
+    except StsError as error:
+        return [f"{file.name}: DAMAGED ({' '.join(str(error).split())})"]
+    return []
+
+
+def _networks_saved(folder: Path) -> list[str]:
     lines = []
     for network in ("teacher", "student"):
         if (folder / f"{network}.safetensors").is_file():
@@ -54,12 +74,14 @@ def _files(folder: Path) -> list[str]:
             lines.append(f"{network}: {'saved, intact' if healthy else 'DAMAGED'}")
         else:
             lines.append(f"{network}: not saved yet, training has not finished")
-    results = folder / "results.json"
-    if results.is_file():
-        entries = json.loads(results.read_text())["entries"]
-        names = sorted({f"{entry['evaluation']} ({entry['network']})" for entry in entries})
-        lines.append(f"results: {', '.join(names)}")
     return lines
+
+
+def _results(folder: Path) -> list[str]:
+    if not (folder / "results.json").is_file():
+        return []
+    names = sorted({f"{entry['evaluation']} ({entry['network']})" for entry in read_results(folder).entries})
+    return [f"results: {', '.join(names)}"]
 
 
 def _checkpoint(folder: Path) -> tuple[list[str], bool]:
@@ -99,10 +121,10 @@ def _networks(tensors: dict[str, Any]) -> str:
 def _backbone(path: Path) -> tuple[str, bool]:
     try:
         _, manifest = load_backbone(path)
+        what = f"{manifest['network']} of {manifest['method']} at step {manifest['step']:,}"
+        return f"backbone {path}: {what}, {manifest['backbone']}, {manifest['tensors']} tensors, intact", True
     except Exception as error:  # whatever is wrong with the file is the finding
         return f"backbone {path}: DAMAGED ({' '.join(str(error).split())})", False
-    what = f"{manifest['network']} of {manifest['method']} at step {manifest['step']:,}"
-    return f"backbone {path}: {what}, {manifest['backbone']}, {manifest['tensors']} tensors, intact", True
 
 
 def _verdict(healthy: bool) -> str:

@@ -90,14 +90,24 @@ def _run(verb: Verb, arguments: argparse.Namespace, overrides: list[str]) -> int
     except Exception as error:
         if not _is_for_the_user(error):
             raise
-        print(f"sts: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"sts: {_in_one_line(error)}", file=sys.stderr)
         return 2
 
 
 def _is_for_the_user(error: Exception) -> bool:
-    """Whether the error is one that sts raises on purpose; its class is looked up only if its module was imported."""
+    """Whether sts raises the error on purpose, or a file or folder that it names cannot be used.
+
+    The class of the former is looked up only if its module was imported.
+    """
     errors = sys.modules.get("sts_core.errors")
-    return errors is not None and isinstance(error, errors.StsError)
+    ours = errors is not None and isinstance(error, errors.StsError)
+    return ours or (isinstance(error, OSError) and error.filename is not None)
+
+
+def _in_one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename} cannot be used ({error.strerror}): choose another place, or mend this one"
+    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ from pathlib import Path
 from sts_eval.report import write_report
 
 
-def write(folders: Sequence[str | Path], *, against_paper: bool = False, output: str | Path | None = None) -> str:
+def write(folders: Sequence[str | Path], *, against_paper: bool = False, output: str | Path) -> str:
     """Write report.md and report.html about `folders`; returns what to tell the user."""
-    destination = Path(output) if output is not None else Path(folders[0]) / "report"
-    _, page = write_report([Path(folder) for folder in folders], destination, against_paper=against_paper)
+    _, page = write_report([Path(folder) for folder in folders], Path(output), against_paper=against_paper)
     return f"report: {page}"

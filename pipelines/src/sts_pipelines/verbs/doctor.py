@@ -1,7 +1,7 @@
 """sts doctor: what a run folder or a checkpoint is, and whether all that is needed to resume it is there and intact.
 
 Prints method, step, the p and m that were applied, networks and buffers, the label split, and every checkpoint with the
-state of its checksums. Exit code 0: resumable; 1: it is not.
+state of its checksums; of a comparison or a sweep all this for every run in it. Exit code 0: resumable; 1: it is not.
 """
 
 import argparse
@@ -14,7 +14,9 @@ TAKES_OVERRIDES = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", metavar="RUN_OR_CHECKPOINT", help="a run folder, a checkpoint folder or a backbone file"
+        "path",
+        metavar="RUN_OR_CHECKPOINT",
+        help="a run folder, one that holds run folders, a checkpoint folder or a backbone file",
     )
 
 
