@@ -78,3 +78,20 @@ def test_absent_damaged_and_foreign_files_are_one_sentence(tmp_path):
     (tmp_path / "results.json").write_text("[]")
     with pytest.raises(StateError, match="sts-results"):
         read_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run": None}, "run in .*results.json must be a str, got None"),
+        ({"entries": {"a": 1}}, "entries in .*results.json must be a list"),
+        ({"entries": [1]}, "results.json holds an entry that is no result: .* must hold named values, got 1"),
+        ({"entries": [{"evaluation": "knn"}]}, "results.json holds an entry that is no result: .* is missing"),
+        ({"paper": "voc"}, "paper in .*results.json must be a dict"),
+    ],
+)
+def test_a_file_of_the_format_with_other_content_is_named(tmp_path, changes, message):
+    content = {"format": "sts-results", "run": "a", "entries": [entry()]} | changes
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with pytest.raises(StateError, match=message):
+        read_results(tmp_path)

@@ -23,6 +23,9 @@ FILE_NAME = "results.json"
 EVALUATIONS = ("linear", "knn", "imagenet-c", "voc", "few-labels", "drift")
 REQUIRED = ("evaluation", "network", "metric", "value", "which")
 
+KINDS = {"run": str, "seed": int, "paper": dict, "conditions": dict, "entries": list}
+"""What the file may hold beside its format, and as what; `run` is the one that must be there."""
+
 Entry = Mapping[str, Any]
 
 
@@ -42,9 +45,9 @@ class RunResults:
     """What was trained (dataset, backbone, epochs, ...), to judge whether it may stand beside that row."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "entries", tuple(dict(entry) for entry in self.entries))
         for entry in self.entries:
             check_entry(entry)
+        object.__setattr__(self, "entries", tuple(dict(entry) for entry in self.entries))
 
     def with_entries(self, entries: Sequence[Entry]) -> "RunResults":
         """These results with `entries` in front; an older entry of the same key (see `entry_key`) is dropped.
@@ -64,6 +67,8 @@ class RunResults:
 
 def check_entry(entry: Entry) -> None:
     """Raise unless `entry` has all required keys and a finite value."""
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"a result must hold named values, got {entry!r}: write {', '.join(REQUIRED)}")
     missing = [key for key in REQUIRED if key not in entry]
     if missing:
         raise ConfigError(f"a result needs {', '.join(REQUIRED)}, but {', '.join(missing)} is missing: add it")
@@ -134,8 +139,17 @@ def read_results(path: str | Path) -> RunResults:
         raise StateError(f"{file} must be JSON, but it is not ({error}): evaluate the run again") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise StateError(f"{file} must have the format {FORMAT!r}, but it has not: pass a run that was evaluated")
-    fields = {key: content[key] for key in ("run", "seed", "paper", "conditions") if key in content}
-    return RunResults(entries=tuple(content.get("entries", ())), **fields)
+    fields: dict[str, Any] = {"run": content.get("run")}
+    fields |= {key: content[key] for key in KINDS if content.get(key) is not None}
+    for key, value in fields.items():
+        if not isinstance(value, KINDS[key]):
+            raise StateError(
+                f"{key} in {file} must be a {KINDS[key].__name__}, got {value!r}: correct or delete the file"
+            )
+    try:
+        return RunResults(**fields)
+    except ConfigError as error:
+        raise StateError(f"{file} holds an entry that is no result: {error}") from None
 
 
 def add_entries(path: str | Path, entries: Sequence[Entry], *, run: str | None = None) -> RunResults:
