@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import scipy.stats
@@ -13,8 +14,9 @@ from sts_eval import (
     load_run,
     write_results,
 )
+from sts_eval.corruption_tables import MAIN_CORRUPTIONS, SEVERITIES
 from sts_eval.intervals import estimate, t_quantile
-from sts_eval.paper_rows import ROWS, describe_training
+from sts_eval.paper_rows import ROWS, describe_training, rows_of
 from sts_eval.published import PUBLISHED
 
 IMAGENET = {
@@ -27,6 +29,14 @@ IMAGENET = {
     "backbone": "resnet50",
     "epochs": 200,
     "global_batch_size": 256,
+    "momentum_schedule": "cosine",
+    "stem": "imagenet",
+    "image_size": 224,
+    "augmentation": "byol",
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "lr_schedule": "cosine",
+    "weight_decay": 1e-4,
 }
 
 
@@ -88,6 +98,11 @@ def test_a_run_of_the_papers_recipe_stands_beside_each_row_it_repeats():
         ({"backbone": "resnet18"}, {}, "backbone resnet18 instead of resnet50"),
         ({"preserve_probability": 0.3}, {}, "preserve_probability 0.3 instead of 0.7"),
         ({"momentum": 0.9}, {}, "momentum 0.9 instead of 0.99"),
+        ({"lr": 5.0}, {}, "lr 5.0 instead of 0.1 or 0.05"),
+        ({"stem": "cifar"}, {}, "stem cifar instead of imagenet"),
+        ({"image_size": 32}, {}, "image_size 32 instead of 224"),
+        ({"augmentation": "moco"}, {}, "augmentation moco instead of byol"),
+        ({"momentum_schedule": "constant"}, {}, "momentum_schedule constant instead of cosine"),
         ({}, {"network": "student"}, "network student instead of teacher"),
         ({}, {"num_test": 500}, "linear num_test 500 instead of 50000"),
         ({}, {"protocol": byol_protocol(augment=False).__dict__}, "linear augment False instead of True"),
@@ -148,6 +163,8 @@ def test_accuracy_on_other_data_has_no_difference_to_the_papers():
 def test_few_labels_find_their_column():
     conditions = {"method": "fixmatch", "smoothing": "tma", "dataset": "cifar10", "backbone": "wrn_28_2"}
     conditions |= {"num_labels": 40, "steps": 2**20, "global_batch_size": 64, "momentum": 0.999}
+    conditions |= {"momentum_schedule": "constant", "stem": "cifar", "image_size": 32, "augmentation": "fixmatch"}
+    conditions |= {"optimizer": "sgd", "lr": 0.03, "lr_schedule": "cosine_7_16", "weight_decay": 5e-4}
     entry = {"evaluation": "few-labels", "network": "teacher", "metric": "top1-median", "value": 92.0, "which": "last"}
     (found,) = compare_with_paper([RunResults(run="a", entries=(entry,), seed=0, conditions=conditions)])
     assert (found.published.row, found.published.column) == ("FixMatch", "CIFAR-10 40")
@@ -166,14 +183,35 @@ def test_a_detection_transfer_that_judges_itself_incomparable_may_not_stand():
     assert not compare_with_paper([run()])[0].may_stand
 
 
-def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
-    def run(smoothing, seed, value, source="released folders", **changes):
-        entry = {"evaluation": "imagenet-c", "network": "teacher", "metric": "top1", "which": "last"}
-        entry |= {"value": value, "num_images": 50_000, "source": {"source": source}}
-        conditions = IMAGENET | {"smoothing": smoothing} | ({"preserve_probability": 0.0} if smoothing == "tma" else {})
-        conditions |= changes
-        return RunResults(run=f"{smoothing}{seed}", entries=(entry,), seed=seed, conditions=conditions)
+def corrupted(
+    smoothing, seed, value, source="released folders", cells=MAIN_CORRUPTIONS, severities=SEVERITIES, **changes
+):
+    entry = {"evaluation": "imagenet-c", "network": "teacher", "metric": "top1", "which": "last"}
+    entry |= {"value": value, "num_images": 50_000, "source": {"source": source}, "severities": list(severities)}
+    entry |= {"cells": dict.fromkeys(cells, [value] * len(severities)), "num_main_cells": len(cells) * len(severities)}
+    conditions = IMAGENET | {"smoothing": smoothing} | ({"preserve_probability": 0.0} if smoothing == "tma" else {})
+    return RunResults(run=f"{smoothing}{seed}", entries=(entry,), seed=seed, conditions=conditions | changes)
 
+
+def test_a_mean_over_some_cells_does_not_pass_for_the_mean_over_all_of_imagenet_c():
+    def gain(sts, tma):
+        return compare_with_paper([corrupted("sts", 0, 48.5, **sts), corrupted("tma", 0, 40.0, **tma)])[-1]
+
+    one = {"severities": (3,)}
+    both = gain(one, one)
+    assert both.obstacles == ("15 of 75 cells",)
+    assert both.difference == pytest.approx(7.0)
+    mixed = gain(one, {})
+    assert mixed.obstacles == ("15 of 75 cells", "other cells than those of the moving average")
+    assert "15 of 75 cells" in comparison_table([mixed])
+    assert mixed.difference is None
+    as_many = gain(one, {"cells": MAIN_CORRUPTIONS[:3]})
+    assert "other cells than those of the moving average" in as_many.obstacles
+    assert gain({}, {}).may_stand
+
+
+def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
+    run = corrupted
     found = compare_with_paper([run("sts", 0, 42.0), run("tma", 0, 40.0), run("sts", 1, 51.0), run("tma", 1, 50.0)])
     (gain,) = [c for c in found if c.published.row == "ImageNet-C"]
     assert gain.values == (2.0, 1.0)
@@ -215,6 +253,89 @@ def test_conditions_come_from_the_config_of_the_run(tmp_path):
     assert compare_with_paper([run])[0].published.row == "MoCo TMA"
     write_results(tmp_path, RunResults(run="a", entries=(linear(30.0),)))
     assert load_run(tmp_path).conditions["dataset"] == "imagenet"  # it has ImageNet's number of images
+
+
+def write_run(folder, entry, *, metrics=None, **changes):
+    """A run of the paper's BYOL with STS as pipelines write it; `changes` are of whole sections."""
+    config = {
+        "name": folder.name,
+        "method": {"kind": "byol", "backbone": "resnet50", "stem": "imagenet", "hidden_dim": 4096},
+        "smoothing": {"momentum": 0.99, "preserve_probability": 0.7, "granularity": "layer", "buffers": "keep"},
+        "momentum_schedule": "cosine",
+        "data": {"dataset": "imagefolder", "root": None, "image_size": 224, "recipe": "byol", "num_workers": 8},
+        "optimizer": {"name": "sgd", "lr": 0.05, "schedule": "cosine", "weight_decay": 1e-4, "warmup_epochs": 10.0},
+        "epochs": 200,
+        "global_batch_size": 256,
+        "seed": 0,
+        "cluster": {"num_workers": 8},
+    }
+    config |= {name: config[name] | value if isinstance(value, dict) else value for name, value in changes.items()}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    if metrics is not None:
+        (folder / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
+    write_results(folder, RunResults(run=folder.name, entries=(entry,)))
+    return load_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("other", "averaged"),
+    [
+        ({}, True),
+        ({"cluster": {"num_workers": 4}, "data": {"root": "/data", "num_workers": 2}, "log_every_steps": 9}, True),
+        ({"optimizer": {"lr": 0.1}}, False),  # each of the two may stand beside the paper
+        ({"optimizer": {"warmup_epochs": 0.0}}, False),  # no condition of a row, yet another recipe
+        ({"smoothing": {"buffers": "copy"}}, False),
+        ({"method": {"hidden_dim": 512}}, False),
+    ],
+)
+def test_other_recipes_do_not_pass_for_other_seeds_nor_vanish_behind_the_same_seed(tmp_path, other, averaged):
+    first = write_run(tmp_path / "a", linear(72.0))
+    for seed in (0, 1):
+        second = write_run(tmp_path / "b", linear(70.0), seed=seed, **other)
+        found = [c.values for c in compare_with_paper([first, second]) if c.published.row == "BYOL STS"]
+        if averaged:
+            assert found == ([(72.0, 70.0)] if seed else [(70.0,)])  # of one seed twice the last counts
+        else:
+            assert found == [(72.0,), (70.0,)]
+            assert "| 72.00 (one seed) | a |" in comparison_table(compare_with_paper([first, second]))
+    assert compare_with_paper([first])[0].may_stand
+
+
+def test_every_pipeline_of_a_row_of_the_paper_has_that_rows_recipe():
+    from sts_pipelines.catalog import CATALOG
+    from sts_pipelines.pipeline import PipelineConfig, plain_of
+
+    names = [n for n in CATALOG if re.match(r"(byol|moco)-imagenet-\d+ep-(none|se|tma|sts)|fixmatch-cifar\d+-\d", n)]
+    found = {name: recipe for name in names if isinstance(recipe := CATALOG[name].build(), PipelineConfig)}
+    assert {"byol-imagenet-200ep-sts", "byol-imagenet-200ep-sts-lr0.1", "fixmatch-cifar100-400-tma"} <= set(found)
+    for name, recipe in found.items():
+        evaluation = "few-labels" if name.startswith("fixmatch") else "linear"
+        conditions = describe_training(plain_of(recipe))
+        rows = rows_of(conditions, evaluation)
+        expected = [] if evaluation == "few-labels" else ["dataset imagefolder instead of imagenet"]
+        assert rows
+        assert all(row.obstacles(conditions) == expected for row in rows), name
+
+
+def test_imagenet_is_known_by_the_steps_of_an_epoch_where_no_probe_counted_its_images(tmp_path):
+    entry = {"evaluation": "voc", "network": "teacher", "metric": "AP", "value": 57.0, "which": "last"}
+    entry["not_comparable"] = []
+
+    def compared(**run):
+        return compare_with_paper([write_run(tmp_path / "run", entry, **run)])[0]
+
+    untold = compared()
+    assert untold.obstacles == ("dataset imagefolder (nothing says whether it is ImageNet) instead of imagenet",)
+    assert untold.difference is None
+    assert compared(metrics={"step": 7500, "epoch": 7500 / 5004}).may_stand  # 1,281,167 // 256
+    other = compared(metrics={"step": 7500, "epoch": 7500 / 500})
+    assert other.obstacles == ("dataset imagefolder instead of imagenet",)
+
+
+def test_a_probe_on_imagenet_does_not_make_the_training_data_imagenet(tmp_path):
+    run = write_run(tmp_path / "run", linear(60.0), data={"dataset": "cifar10"})
+    assert run.conditions["dataset"] == "cifar10"
 
 
 def test_every_row_that_can_be_repeated_is_printed_in_the_paper():

@@ -1,5 +1,6 @@
 """Accuracy of several models on a corruption benchmark, and what is drawn from it."""
 
+import io
 import json
 import pickle
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sts_core.errors import ConfigError
+from sts_core.errors import ConfigError, StateError
 from sts_eval.corruption_data import digest_of
 from sts_eval.corruption_differences import compare_corruptions, paired_bootstrap
 from sts_eval.corruption_results import CorruptionResult
@@ -211,6 +212,7 @@ def test_the_mce_exists_only_for_all_of_imagenet_c() -> None:
     full = dict.fromkeys(MAIN_CORRUPTIONS, 50.0)
     assert result(full).mean_corruption_error is not None
     assert result(full, num_classes=10).mean_corruption_error is None
+    assert result(full).num_main_cells == 75
     del full["fog"]
     assert result(full).mean_corruption_error is None
     assert not result(full).is_complete
@@ -234,6 +236,29 @@ def test_a_result_survives_json_and_its_outcomes_survive_the_file(tmp_path: Path
         result({"fog": 50.0}).with_outcomes(path)
     with pytest.raises(ConfigError, match="this one has none"):
         back.save_outcomes(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "array", "foreign", "changed"])
+def test_damaged_outcomes_are_one_sentence(tmp_path: Path, damage: str) -> None:
+    ours = corruption_robustness({"m": RedClassifier()}, CountingSource(("fog",)))["m"]
+    path = ours.save_outcomes(tmp_path / "outcomes.npz")
+    whole = path.read_bytes()
+    at = whole.index(b"fog/3.npy") + 140  # behind the header of that array
+    contents = {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"none"}
+    contents["changed"] = whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :]
+    for kind, save in (("array", np.save), ("foreign", np.savez)):
+        save(other := io.BytesIO(), np.zeros(3))
+        contents[kind] = other.getvalue()
+    path.write_bytes(contents[damage])
+    with pytest.raises(StateError, match=r"outcomes.npz is damaged \(.*\): evaluate the run again"):
+        ours.with_outcomes(path)
+
+
+def test_outcomes_of_other_cells_are_refused(tmp_path: Path) -> None:
+    fog, snow = (corruption_robustness({"m": RedClassifier()}, CountingSource((n,)))["m"] for n in ("fog", "snow"))
+    path = fog.save_outcomes(tmp_path / "outcomes.npz")
+    with pytest.raises(DataError, match="must belong to the same cells"):
+        snow.with_outcomes(path)
 
 
 def test_the_bootstrap_equals_one_that_resamples_images_one_by_one() -> None:

@@ -77,8 +77,12 @@ def test_runs_without_drift_are_one_sentence(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "epoch": 1.0}\n')
     with pytest.raises(ConfigError, match="track_drift"):
         read_drift(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1\n')
-    with pytest.raises(StateError, match="line 1"):
+    for line in ('{"step": 1', "[1]"):
+        (tmp_path / "metrics.jsonl").write_text(f'{line}\n{{"step": 2}}\n')
+        with pytest.raises(StateError, match=r"line 1 of .* is not"):
+            read_drift(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "parameter_drift": 1.0, "output_drift": 1.0}\n')
+    with pytest.raises(StateError, match="a number for epoch"):
         read_drift(tmp_path)
     net = nn.Linear(1, 1)
     with pytest.raises(ConfigError, match="copy it"):

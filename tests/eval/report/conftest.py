@@ -18,9 +18,11 @@ NUM_IMAGES = 40
 def config_of(*, m: float, p: float, granularity: str = "layer", seed: int = 0) -> dict[str, Any]:
     """A run's config in the layout that training writes."""
     return {
-        "method": {"name": "byol", "backbone": "resnet50"},
+        "method": {"name": "byol", "backbone": "resnet50", "stem": "imagenet"},
         "smoothing": {"momentum": m, "preserve_probability": p, "granularity": granularity, "buffers": "keep"},
-        "data": {"dataset": "imagenet"},
+        "momentum_schedule": "cosine",
+        "data": {"dataset": "imagenet", "image_size": 224, "recipe": "byol"},
+        "optimizer": {"name": "sgd", "lr": 0.05, "schedule": "cosine", "weight_decay": 1e-4},
         "global_batch_size": 256,
         "epochs": 200,
         "seed": seed,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sts_core.errors import StateError
+from sts_core.errors import ConfigError, StateError
 from sts_eval import add_entries, byol_protocol, fast_protocol, moco_protocol
 from sts_eval.errors import DataError
 from sts_eval.report import build_report, write_report
@@ -19,7 +19,7 @@ from sts_eval.report_figures import thinned
 from sts_eval.report_html import to_html
 from sts_eval.report_markdown import to_markdown
 from sts_eval.report_runs import read_runs
-from sts_eval.report_tables import flattened
+from sts_eval.run_config import flattened
 
 MakeRun = Callable[..., Path]
 
@@ -104,7 +104,8 @@ def test_the_paper_stands_beside_the_teachers_numbers_and_departures_are_named(f
 def test_a_run_of_the_papers_recipe_as_pipelines_write_it_may_stand_beside_the_paper(make_run: MakeRun) -> None:
     folder = make_run("sts", m=0.99, p=0.7, top1=None)
     config = json.loads((folder / "config.json").read_text())
-    config |= {"method": {"kind": "byol", "backbone": "resnet50"}, "data": {"dataset": "imagefolder"}}
+    config["method"]["kind"] = config["method"].pop("name")
+    config["data"]["dataset"] = "imagefolder"
     (folder / "config.json").write_text(json.dumps(config))
     entry = {"evaluation": "linear", "network": "teacher", "metric": "top1", "which": "best", "value": 72.6}
     entry |= {"num_train": 1_281_167, "num_test": 50_000, "protocol": asdict(byol_protocol())}
@@ -162,12 +163,52 @@ def test_the_plane_averages_seeds_and_names_the_best_cell(make_run: MakeRun, swe
     assert "Best: 74.90 at p 0.9, m 0.9" in markdown
 
 
+def test_runs_of_another_recipe_are_no_further_seeds_of_a_cell(make_run: MakeRun, sweep: Path) -> None:
+    folder = make_run("other", m=0.9, p=0.9, seed=1, top1=99.0, metrics=False)
+    config = json.loads((folder / "config.json").read_text())
+    config["optimizer"]["lr"] = 5.0
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "Best: 70.80 at p 0.9, m 0.99" in to_markdown(build_report(read_runs([sweep]), against_paper=False))
+
+
 def test_corruptions_are_compared_with_the_moving_average_with_intervals(family: Path) -> None:
     markdown = to_markdown(build_report(read_runs([family])))
     assert "sts minus tma" in markdown
     assert re.search(r"\| gaussian noise \| \+\d\.\d\d \\\[\+?.?\d\.\d\d, \+\d+\.\d\d\\\] \|", markdown)
     assert "95% intervals by a paired bootstrap" in markdown
     assert "about 1.5 points better than TMA" in markdown
+
+
+def test_the_number_of_cells_stands_beside_a_mean_and_other_cells_are_not_subtracted(family: Path) -> None:
+    file = family / "sts" / "results.json"
+    results = json.loads(file.read_text())
+    entry = results["entries"][-1]
+    entry |= {"severities": [3], "cells": {key: row[2:3] for key, row in entry["cells"].items()}, "outcomes": None}
+    file.write_text(json.dumps(results))
+    report = build_report(read_runs([family]))
+    table = table_of(report, "corruptions")
+    column = table.header.index("cells")
+    assert {row[0]: row[column] for row in rows_of(table)} == {"tma": "75 of 75", "sts": "15 of 75"}
+    markdown = to_markdown(report)
+    assert "sts minus tma" not in markdown
+    assert "Not compared with tma, which saw other images or other cells: sts." in markdown
+
+
+def test_damaged_outcomes_are_named_and_nothing_is_written(family: Path, tmp_path: Path) -> None:
+    file = family / "sts" / "imagenet-c.npz"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(StateError, match=r"imagenet-c.npz is damaged"):
+        write_report([family], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_is_not_written_over_or_below_a_file(make_run: MakeRun, tmp_path: Path) -> None:
+    run, file = make_run("run"), tmp_path / "file"
+    file.write_text("mine")
+    for place in (file, file / "report"):
+        with pytest.raises(ConfigError, match=r"a report is written into a folder, .*file is a file"):
+            write_report([run], place)
+    assert file.read_text() == "mine"
 
 
 def test_without_outcomes_the_difference_has_no_interval(family: Path) -> None:
@@ -278,7 +319,9 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(make_run: MakeRun) -> 
         ("config.yaml", "a: [", r"a config must be YAML, .*config.yaml is not"),
         ("config.json", "[1]", r"must hold named values, .* holds list"),
         ("metrics.jsonl", '{"step": 1}\n{"st\n{"step": 3}\n', r"line 2 of .*metrics.jsonl is not: delete that line"),
+        ("metrics.jsonl", '[1]\n{"step": 3}\n', r"line 1 of .*metrics.jsonl is not: delete that line"),
         ("results.json", "{}", "must have the format"),
+        ("results.json", '{"format": "sts-results"}', "run in .*results.json must be a str"),
     ],
 )
 def test_a_damaged_file_is_named_and_nothing_is_written(

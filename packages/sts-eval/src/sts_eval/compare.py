@@ -4,9 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sts_core.errors import ConfigError
+from sts_eval.corruption_results import NUM_MAIN_CELLS
+from sts_eval.corruption_tables import EXTRA_CORRUPTIONS
 from sts_eval.intervals import Estimate, estimate
 from sts_eval.paper_rows import (
     IMAGENET_TEST_IMAGES,
@@ -19,10 +21,12 @@ from sts_eval.paper_rows import (
 )
 from sts_eval.published import PublishedNumber, published
 from sts_eval.results import RunResults, protocol_key, read_results
-from sts_eval.run_config import read_config, training_section
+from sts_eval.run_config import METRICS_NAME, read_config, read_metrics, training_section
 
 SPATIAL = ("smoothing", "granularity", "preserve_probability")
 """Conditions in which STS and the moving average it is compared with may differ."""
+OTHER_CELLS = "other cells than those of the moving average"
+UNKNOWN_FOLDER = "imagefolder (nothing says whether it is ImageNet)"
 CORRUPTION_GAIN = ("text", "ImageNet-C", "mean gain over TMA, about")
 
 
@@ -49,7 +53,7 @@ class Comparison:
     @property
     def reference(self) -> float | None:
         """The published value, None where the paper's training failed or ours was on other data."""
-        other_data = any(obstacle.startswith("dataset ") for obstacle in self.obstacles)
+        other_data = any(obstacle.startswith(("dataset ", OTHER_CELLS)) for obstacle in self.obstacles)
         return None if other_data else self.published.value
 
     @property
@@ -76,26 +80,44 @@ class Comparison:
         return f"{place}: paper {self.published.printed}, ours {self.ours} ({self.network}, {self.which}): {verdict}"
 
 
-def with_conditions(results: RunResults, config: Mapping[str, Any]) -> RunResults:
+def with_conditions(
+    results: RunResults, config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]] = ()
+) -> RunResults:
     """Results with the seed and the conditions that a run's config gives, where the results do not name them."""
     conditions = describe_training(config)
-    if any(entry.get("num_train") == IMAGENET_TRAIN_IMAGES for entry in results.entries):
-        conditions["dataset"] = "imagenet"  # the config only says that it is a folder of images
+    if conditions.get("dataset", "imagefolder") == "imagefolder":  # the config does not say of what
+        imagenet = _is_imagenet(results, conditions.get("global_batch_size"), metrics)
+        if imagenet:
+            conditions["dataset"] = "imagenet"
+        elif imagenet is None and "dataset" in conditions:
+            conditions["dataset"] = UNKNOWN_FOLDER
     seed = results.seed if results.seed is not None else training_section(config).get("seed")
     return replace(results, seed=seed, conditions=conditions | dict(results.conditions))
 
 
+def _is_imagenet(results: RunResults, batch_size: int | None, metrics: Sequence[Mapping[str, Any]]) -> bool | None:
+    """Whether training had ImageNet's number of images, by a probe's count or by the steps per epoch; None: unknown."""
+    counts = {entry["num_train"] for entry in results.entries if "num_train" in entry}
+    lengths = {round(line["step"] / line["epoch"]) for line in metrics[-1:] if line.get("step") and line.get("epoch")}
+    if IMAGENET_TRAIN_IMAGES in counts:
+        return True
+    if batch_size and lengths:
+        return IMAGENET_TRAIN_IMAGES // batch_size in lengths
+    return False if counts else None
+
+
 def load_run(folder: str | Path) -> RunResults:
-    """A run's results.json, with seed and conditions from its config."""
-    return with_conditions(read_results(folder), read_config(Path(folder)))
+    """A run's results.json, with seed and conditions from its config and its metrics."""
+    folder = Path(folder)
+    return with_conditions(read_results(folder), read_config(folder), read_metrics(folder / METRICS_NAME))
 
 
 def compare_with_paper(runs: Sequence[RunResults], *, confidence: float = 0.95) -> list[Comparison]:
     """Line our runs up with the rows of the paper that they are nearest to.
 
-    Runs that differ in their seed only are averaged. A run whose `paper` names a row is compared with that row;
-    otherwise the row is found from its method and smoothing. Nothing is left out: where a run departs from the paper
-    the comparison says in what.
+    Runs that differ in their seed only are averaged; of two with the same seed the last counts. A run whose `paper`
+    names a row is compared with that row; otherwise the row is found from its method and smoothing. Nothing else is
+    left out: where a run departs from the paper the comparison says in what.
     """
     cells: dict[tuple[Any, ...], _Cell] = {}
     for run in runs:
@@ -110,8 +132,15 @@ def compare_with_paper(runs: Sequence[RunResults], *, confidence: float = 0.95) 
 
 
 _Cell = dict[Any, tuple[str, float]]
-_Corrupted = tuple[str, float, frozenset[str]]
-"""Run, mean accuracy over the cells (or a difference of two), and what was not as released."""
+
+
+class _Corrupted(NamedTuple):
+    """Mean accuracy of a run over the cells (or the difference of two), and what was not as released."""
+
+    run: str
+    value: float
+    obstacles: frozenset[str]
+    cells: str
 
 
 def _setting(run: RunResults, *, but: Sequence[str] = ()) -> str:
@@ -161,7 +190,9 @@ def _corruption_gains(runs: Sequence[RunResults], confidence: float) -> list[Com
                 twin = (_setting(run, but=SPATIAL), str(entry["network"]), str(entry["which"]))
                 key = twin if kind == "tma" else (*twin, _setting(run))
                 found = (averages if kind == "tma" else groups).setdefault(key, {})
-                found[_seed_key(run)] = (run.run, float(entry["value"]), _foreign_images(entry))
+                found[_seed_key(run)] = _Corrupted(
+                    run.run, float(entry["value"]), _foreign_images(entry), _cells(entry)
+                )
     pairs = {key: _pairs(found, averages[key[:-1]]) for key, found in groups.items() if key[:-1] in averages}
     return [_gain(key, found, confidence) for key, found in pairs.items() if found]
 
@@ -169,8 +200,16 @@ def _corruption_gains(runs: Sequence[RunResults], confidence: float) -> list[Com
 def _foreign_images(entry: Mapping[str, Any]) -> frozenset[str]:
     """In what the images were not those of ImageNet-C as it was released."""
     count, source = entry.get("num_images"), dict(entry.get("source") or {}).get("source")
-    found = [f"{count} images per cell instead of {IMAGENET_TEST_IMAGES}"] if count != IMAGENET_TEST_IMAGES else []
+    cells = entry.get("num_main_cells", "unknown")
+    found = [f"{cells} of {NUM_MAIN_CELLS} cells"] if cells != NUM_MAIN_CELLS else []
+    found += [f"{count} images per cell instead of {IMAGENET_TEST_IMAGES}"] if count != IMAGENET_TEST_IMAGES else []
     return frozenset(found + ([] if source == "released folders" else [f"images {source} instead of released"]))
+
+
+def _cells(entry: Mapping[str, Any]) -> str:
+    """The cells behind an entry's mean, as text; only their number where it does not hold them."""
+    main = sorted(set(entry.get("cells", ())) - set(EXTRA_CORRUPTIONS))
+    return json.dumps([main, entry.get("severities") if main else None, entry.get("num_main_cells")])
 
 
 def _pairs(sts: Mapping[Any, _Corrupted], tma: Mapping[Any, _Corrupted]) -> list[_Corrupted]:
@@ -182,7 +221,8 @@ def _pairs(sts: Mapping[Any, _Corrupted], tma: Mapping[Any, _Corrupted]) -> list
 
 
 def _minus(first: _Corrupted, second: _Corrupted) -> _Corrupted:
-    return f"{first[0]} - {second[0]}", first[1] - second[1], first[2] | second[2]
+    found = first.obstacles | second.obstacles | ({OTHER_CELLS} if first.cells != second.cells else set())
+    return _Corrupted(f"{first.run} - {second.run}", first.value - second.value, found, first.cells)
 
 
 def _gain(key: tuple[str, ...], pairs: Sequence[_Corrupted], confidence: float) -> Comparison:
@@ -190,8 +230,8 @@ def _gain(key: tuple[str, ...], pairs: Sequence[_Corrupted], confidence: float) 
     row = next(row for row in ROWS if row.row == "BYOL STS")
     obstacles = row.obstacles(json.loads(setting))
     obstacles += [] if network == "teacher" else [f"network {network} instead of teacher"]
-    obstacles += sorted(frozenset().union(*(pair[2] for pair in pairs)))
-    names, values = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+    obstacles += sorted(frozenset().union(*(pair.obstacles for pair in pairs)))
+    names, values = tuple(pair.run for pair in pairs), tuple(pair.value for pair in pairs)
     number = published(*CORRUPTION_GAIN)
     return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(obstacles))
 
@@ -203,12 +243,12 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
             "a table needs at least one comparison, got none: evaluate a run of the paper's methods first"
         )
     lines = [
-        "| table | row | column | paper | ours | network | which | beside the paper? |",
-        "|---|---|---|---|---|---|---|---|",
+        "| table | row | column | paper | ours | our runs | network | which | beside the paper? |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for c in comparisons:
         ours = str(c.ours) if c.may_stand else f"({c.ours})"
         verdict = "yes" if c.may_stand else "no: " + "; ".join(c.obstacles)
-        cells = (c.published.table, c.published.row, c.published.column, c.published.printed, ours, c.network, c.which)
-        lines.append(f"| {' | '.join(cells)} | {verdict} |")
+        place = (c.published.table, c.published.row, c.published.column, c.published.printed)
+        lines.append(f"| {' | '.join((*place, ours, ', '.join(c.runs), c.network, c.which))} | {verdict} |")
     return "\n".join(lines) + "\n"

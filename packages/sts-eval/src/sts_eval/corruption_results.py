@@ -2,6 +2,7 @@
 
 import io
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sts_core.errors import ConfigError
+from sts_core.errors import ConfigError, StateError
 from sts_eval.corruption_tables import ALEXNET_ERRORS, EXTRA_CORRUPTIONS, GROUPS, MAIN_CORRUPTIONS, SEVERITIES
 from sts_eval.errors import DataError
 from sts_eval.results import write_atomically
@@ -18,6 +19,7 @@ from sts_eval.results import write_atomically
 Outcomes = npt.NDArray[np.bool_]
 Cell = tuple[str, int]
 NUM_IMAGENET_CLASSES = 1000
+NUM_MAIN_CELLS = len(MAIN_CORRUPTIONS) * len(SEVERITIES)
 
 
 def _mean(values: list[float]) -> float:
@@ -55,6 +57,11 @@ class CorruptionResult:
     def main(self) -> tuple[str, ...]:
         """Those of the 15 corruptions of the benchmark that were evaluated."""
         return tuple(name for name in MAIN_CORRUPTIONS if name in self.corruptions)
+
+    @property
+    def num_main_cells(self) -> int:
+        """Cells behind the mean; 75 make it the paper's."""
+        return len(self.main) * len(self.severities)
 
     @property
     def is_complete(self) -> bool:
@@ -110,7 +117,7 @@ class CorruptionResult:
         return {
             "model": self.model,
             "mean_accuracy": self.mean_accuracy,
-            "num_main_cells": len(self.main) * len(self.severities),
+            "num_main_cells": self.num_main_cells,
             "mce": self.mean_corruption_error,
             "severity_curve": {str(s): value for s, value in self.severity_curve.items()},
             "groups": self.group_accuracies,
@@ -160,14 +167,20 @@ class CorruptionResult:
 
     def with_outcomes(self, path: str | Path) -> "CorruptionResult":
         """This result with the outcomes read from a file of `save_outcomes`."""
-        with np.load(path, allow_pickle=False) as stored:
-            head = json.loads(str(stored["head"]))
-            if head != {"images": self.images, "num_images": self.num_images}:
-                raise DataError(f"outcomes must belong to the same images, {path} does not: evaluate the run again")
-            outcomes = {
-                (name, int(severity)): np.unpackbits(stored[key], count=self.num_images).astype(bool)
-                for key in stored.files
-                if key != "head"
-                for name, severity in [key.split("/")]
+        try:
+            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as stored:
+                arrays = dict(stored)
+            head = json.loads(str(arrays.pop("head")))
+            packed = {
+                (name, int(severity)): bits for key, bits in arrays.items() for name, severity in [key.split("/")]
             }
+        except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+            raise StateError(
+                f"outcomes must be a file of save_outcomes, {path} is damaged ({error}): evaluate the run again"
+            ) from error
+        if head != {"images": self.images, "num_images": self.num_images}:
+            raise DataError(f"outcomes must belong to the same images, {path} does not: evaluate the run again")
+        if set(packed) != set(self.accuracies):
+            raise DataError(f"outcomes must belong to the same cells, {path} does not: evaluate the run again")
+        outcomes = {cell: np.unpackbits(bits, count=self.num_images).astype(bool) for cell, bits in packed.items()}
         return CorruptionResult(**(self.__dict__ | {"outcomes": outcomes}))

@@ -4,7 +4,6 @@ The figure shows, for epochs 1 to 20 on a log scale, the mean squared difference
 epochs, in weights (left) and in outputs (right), without smoothing, with TMA (m 0.999) and with SE (p 0.999).
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from sts_core import output_drift, parameter_drift
 from sts_core.errors import ConfigError, StateError
+from sts_eval.run_config import METRICS_NAME, read_metrics
 
 FIGURE_EPOCHS = 20  # the paper: "at the early training stages (epoch 1 to 20)"
 
@@ -79,25 +79,26 @@ def drift_curve(name: str, records: Sequence[DriftRecord], *, epochs: int | None
 def read_drift(path: str | Path, *, name: str | None = None, epochs: int | None = FIGURE_EPOCHS) -> DriftCurve:
     """The drift curve of a run, from the `parameter_drift` and `output_drift` in its metrics.jsonl."""
     folder = Path(path)
-    file = folder / "metrics.jsonl" if folder.is_dir() else folder
+    file = folder / METRICS_NAME if folder.is_dir() else folder
     if not file.is_file():
-        raise StateError(f"drift is recorded in metrics.jsonl, but {file} does not exist: pass the folder of a run")
-    records = {}
-    for number, line in enumerate(file.read_text().splitlines(), 1):
-        record = _record(line, f"{file}, line {number}")
-        if record is not None:
-            records[record.epoch] = record  # an epoch that was repeated after a resume counts once
+        raise StateError(f"drift is recorded in {METRICS_NAME}, but {file} does not exist: pass the folder of a run")
+    found = [_record(line, file) for line in read_metrics(file) if _has_drift(line)]
+    records = {record.epoch: record for record in found}  # an epoch that was repeated after a resume counts once
     return drift_curve(name or file.parent.name, list(records.values()), epochs=epochs)
 
 
-def _record(line: str, place: str) -> DriftRecord | None:
+def _has_drift(line: Mapping[str, Any]) -> bool:
+    return line.get("parameter_drift") is not None and line.get("output_drift") is not None
+
+
+def _record(line: Mapping[str, Any], file: Path) -> DriftRecord:
     try:
-        values = json.loads(line) if line.strip() else {}
-    except json.JSONDecodeError:
-        raise StateError(f"each line of metrics.jsonl must be JSON, but {place} is not: remove that line") from None
-    if values.get("parameter_drift") is None or values.get("output_drift") is None:
-        return None
-    return DriftRecord(float(values["epoch"]), float(values["parameter_drift"]), float(values["output_drift"]))
+        return DriftRecord(*(float(line[name]) for name in ("epoch", "parameter_drift", "output_drift")))
+    except (KeyError, TypeError, ValueError):
+        raise StateError(
+            f"drift needs a number for epoch, parameter_drift and output_drift, {file} has {dict(line)}: "
+            "delete that line"
+        ) from None
 
 
 def teacher_dynamics(

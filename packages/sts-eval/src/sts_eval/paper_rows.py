@@ -7,13 +7,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sts_eval.linear_config import byol_protocol, moco_protocol
-from sts_eval.run_config import training_section
+from sts_eval.run_config import recipe_of, training_section
 
 IMAGENET_TRAIN_IMAGES = 1_281_167
 IMAGENET_TEST_IMAGES = 50_000
 FIXMATCH_STEPS = 2**20
 PRESERVE_PROBABILITIES = {"byol": 0.7, "moco": 0.5, "fixmatch": 0.5}  # paper, 4.1
 MOMENTA = {"byol": 0.99, "moco": 0.999, "fixmatch": 0.999}  # the paper states none: the code bases it builds on
+MOMENTUM_SCHEDULES = {"byol": "cosine", "moco": "constant", "fixmatch": "constant"}  # likewise
+LARGE_VIEWS = {"stem": "imagenet", "image_size": 224}
+COSINE_SGD = {"optimizer": "sgd", "lr_schedule": "cosine", "weight_decay": 1e-4}
+RECIPES: dict[str, dict[str, Any]] = {
+    "byol": LARGE_VIEWS | COSINE_SGD | {"augmentation": "byol", "lr": (0.1, 0.05)},  # .1: paper, .05: its code
+    "moco": LARGE_VIEWS | COSINE_SGD | {"augmentation": "moco", "lr": 0.03},
+    "fixmatch": {"stem": "cifar", "image_size": 32, "augmentation": "fixmatch", "optimizer": "sgd", "lr": 0.03}
+    | {"lr_schedule": ("cosine", "cosine_7_16")},  # cosine: paper, cosine_7_16: FixMatch's code
+}
+"""How each method was trained: the paper, 4.1, and for stem and augmentation the code bases."""
+FIXMATCH_WEIGHT_DECAYS = {"cifar10": 5e-4, "cifar100": 1e-3}  # paper
 IDENTITY = ("method", "smoothing", "granularity")
 """What makes a run an instance of a row at all; everything else is whether it may stand beside it."""
 
@@ -31,13 +42,15 @@ class PaperRow:
     metrics: Mapping[str, str]
     """Metric of results.json for each column."""
     conditions: Mapping[str, Any]
+    """What a run must share with it; of a tuple, one of its values."""
 
     def obstacles(self, conditions: Mapping[str, Any]) -> list[str]:
         """Where a run departs from the row, each as `epochs 2 instead of 200`."""
+        wanted = {name: value if isinstance(value, tuple) else (value,) for name, value in self.conditions.items()}
         return [
-            f"{name} {conditions.get(name, 'unknown')} instead of {value}"
-            for name, value in self.conditions.items()
-            if conditions.get(name) != value
+            f"{name} {conditions.get(name, 'unknown')} instead of {' or '.join(map(str, values))}"
+            for name, values in wanted.items()
+            if conditions.get(name) not in values
         ]
 
     def departure(self, conditions: Mapping[str, Any]) -> tuple[int, float]:
@@ -58,13 +71,14 @@ DETECTION = {"AP50": "AP50", "AP": "AP", "AP75": "AP75"}
 def _imagenet(method: str, smoothing: str, epochs: int = 200, granularity: str | None = None) -> dict[str, Any]:
     conditions: dict[str, Any] = {"method": method, "smoothing": smoothing}
     conditions |= {"dataset": "imagenet", "backbone": "resnet50"}
-    conditions |= {"epochs": epochs, "global_batch_size": 256, **_strengths(method, smoothing)}
+    conditions |= {"epochs": epochs, "global_batch_size": 256, **_strengths(method, smoothing), **RECIPES[method]}
     return conditions | ({"granularity": granularity or "layer"} if smoothing in ("se", "sts") else {})
 
 
-def _strengths(method: str, smoothing: str) -> dict[str, float]:
-    """m and p of a row; the paper does not say with which p it trained SE."""
-    found = {"momentum": MOMENTA[method]} if smoothing in ("tma", "sts") else {}
+def _strengths(method: str, smoothing: str) -> dict[str, Any]:
+    """m, its schedule and p of a row; the paper does not say with which p it trained SE."""
+    found: dict[str, Any] = {"momentum": MOMENTA[method], "momentum_schedule": MOMENTUM_SCHEDULES[method]}
+    found = found if smoothing in ("tma", "sts") else {}  # m = 0 has nothing to schedule
     return found | ({"preserve_probability": PRESERVE_PROBABILITIES[method]} if smoothing == "sts" else {})
 
 
@@ -83,7 +97,8 @@ def _few_labels(row: str, smoothing: str) -> list[PaperRow]:
             conditions: dict[str, Any] = {"method": "fixmatch", "smoothing": smoothing}
             conditions |= {"dataset": dataset, "backbone": backbone}
             conditions |= {"num_labels": labels, "steps": FIXMATCH_STEPS, "global_batch_size": 64}
-            conditions |= _strengths("fixmatch", smoothing)
+            conditions |= _strengths("fixmatch", smoothing) | RECIPES["fixmatch"]
+            conditions["weight_decay"] = FIXMATCH_WEIGHT_DECAYS[dataset]
             column = f"CIFAR-{dataset.removeprefix('cifar')} {labels}"
             rows.append(PaperRow("few-labels", row, "few-labels", {column: "top1"}, conditions))
     return rows
@@ -120,10 +135,8 @@ ROWS: tuple[PaperRow, ...] = (
 def rows_of(conditions: Mapping[str, Any], evaluation: str, named: Mapping[str, str] | None = None) -> list[PaperRow]:
     """The rows nearest to a run: the one it names, or those of its method and smoothing that depart least."""
     rows = [row for row in ROWS if row.evaluation == evaluation]
-    if named is not None and any((row.table, row.row) == (named["table"], named["row"]) for row in rows):
-        rows = [row for row in rows if (row.table, row.row) == (named["table"], named["row"])]
-    else:
-        rows = [row for row in rows if row.is_of(conditions)]
+    wanted = (named.get("table"), named.get("row")) if named is not None else None
+    rows = [row for row in rows if (row.table, row.row) == wanted] or [row for row in rows if row.is_of(conditions)]
     nearest = min((row.departure(conditions) for row in rows), default=None)
     return [row for row in rows if row.departure(conditions) == nearest]
 
@@ -135,15 +148,28 @@ def smoothing_name(momentum: float, preserve_probability: float) -> str:
 
 
 def describe_training(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The conditions of a run from its config.json; what the config does not say is left out."""
+    """The conditions of a run from its config.json; what the config does not say is left out.
+
+    `recipe` holds all that training depends on beside the seed and the smoothing, so that other recipes do not pass for
+    other seeds.
+    """
     training = training_section(config)
-    method, smoothing, data = (dict(training.get(key) or {}) for key in ("method", "smoothing", "data"))
+    sections = (dict(training.get(key) or {}) for key in ("method", "smoothing", "data", "optimizer"))
+    method, smoothing, data, optimizer = sections
     found = {
         "method": method.get("name"),
         "backbone": method.get("backbone"),
         "dataset": data.get("dataset"),
         "num_labels": data.get("num_labels"),
-        **{key: training.get(key) for key in ("epochs", "steps", "global_batch_size")},
+        "stem": method.get("stem"),
+        "image_size": data.get("image_size"),
+        "augmentation": data.get("recipe"),
+        "optimizer": optimizer.get("name"),
+        "lr": optimizer.get("lr"),
+        "lr_schedule": optimizer.get("schedule"),
+        "weight_decay": optimizer.get("weight_decay"),
+        **{key: training.get(key) for key in ("epochs", "steps", "global_batch_size", "momentum_schedule")},
+        "recipe": recipe_of(config) or None,
     }
     if "momentum" in smoothing and "preserve_probability" in smoothing:
         found |= {name: smoothing[name] for name in ("momentum", "preserve_probability")}

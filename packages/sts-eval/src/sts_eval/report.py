@@ -8,6 +8,7 @@ Each section appears where there is data for it. Nothing is written unless the w
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sts_core.errors import ConfigError
 from sts_eval.report_blocks import Fact, Report, Section
 from sts_eval.report_corruptions import corruption_section
 from sts_eval.report_figures import curves_section, drift_section, plane_section
@@ -64,9 +65,11 @@ def write_report(runs: Iterable[str | Path], path: str | Path, *, against_paper:
     `runs` are run folders, or folders that hold run folders (a sweep), with config.yaml or config.json,
     metrics.jsonl and results.json, whichever of them there are.
     """
+    folder = Path(path)
+    if (nearest := next(place for place in (folder, *folder.absolute().parents) if place.exists())).is_file():
+        raise ConfigError(f"a report is written into a folder, {nearest} is a file: name another place")
     report = build_report(read_runs(runs), against_paper=against_paper)
     markdown, page = to_markdown(report), to_html(report)
-    folder = Path(path)
     write_atomically(folder / "report.md", markdown)
     write_atomically(folder / "report.html", page)
     return folder / "report.md", folder / "report.html"

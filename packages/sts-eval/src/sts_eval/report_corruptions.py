@@ -5,7 +5,7 @@ from statistics import fmean
 
 from sts_eval.charts import Bar, Series, bar_chart, dot_plot, line_chart
 from sts_eval.corruption_differences import CorruptionDifference, compare_corruptions
-from sts_eval.corruption_results import CorruptionResult
+from sts_eval.corruption_results import NUM_MAIN_CELLS, Cell, CorruptionResult
 from sts_eval.corruption_tables import ALL_CORRUPTIONS, EXTRA_CORRUPTIONS, GROUPS
 from sts_eval.published import published
 from sts_eval.report_blocks import (
@@ -65,7 +65,7 @@ def _overview(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Fig
     drawings = [("By corruption", _dots(runs, found, colours))]
     if max(len(result.severities) for result in found.values()) > 1:
         drawings.insert(0, ("By severity", _curve(runs, found, colours)))
-    cells = {len(result.main) * len(result.severities) for result in found.values()}
+    cells = {result.num_main_cells for result in found.values()}
     count = f"{cells.pop()} cells" if len(cells) == 1 else "the main cells of each run"
     note = f"The last group are the four extra corruptions, which are part of no mean; means are over {count}."
     return Figure("Top-1 on corrupted images, teacher", drawings, legend_of(runs, colours), _table(runs, found), note)
@@ -110,12 +110,14 @@ def _summary(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Tabl
         row: list[CellValue] = [
             Code(run.name),
             percent(result.mean_accuracy),
+            f"{result.num_main_cells} of {NUM_MAIN_CELLS}",
             None if error is None else f"{error:.1f}",
         ]
         row += [percent(result.group_accuracies.get(group)) for group in groups]
         rows.append([*row, *([percent(fmean(extras)) if extras else None] if extra else []), f"{result.num_images:,}"])
-    header = ["run", "mean", "mCE", *groups, *(["extra"] if extra else []), "images"]
-    note = "Mean: top-1 over the cells of the main corruptions. mCE: by AlexNet's errors, for all of ImageNet-C only."
+    header = ["run", "mean", "cells", "mCE", *groups, *(["extra"] if extra else []), "images"]
+    note = "Mean: top-1 over the cells of the main corruptions, in the paper all 75. "
+    note += "mCE: by AlexNet's errors, for all of ImageNet-C only."
     return numeric_table(header, rows, note=note)
 
 
@@ -137,13 +139,20 @@ def _differences(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> 
     """Each run minus the moving average (or minus the first run where there is none)."""
     averages = [run for run in runs if run.smoothing is not None and smoothing_kind(run.smoothing) == "TMA"]
     base = (averages or list(runs))[0]
-    blocks: list[Block] = []
-    for run in runs:
-        mine, other = found[run.name], found[base.name]
-        comparable = (mine.images, set(mine.accuracies)) == (other.images, set(other.accuracies))
-        if run is not base and comparable and len(blocks) < MAX_PAIRS:
-            blocks.append(_difference_figure(compare_corruptions(mine, other)))
+    others = [run for run in runs if run is not base]
+    alike = [run for run in others if _seen(found[run.name]) == _seen(found[base.name])]
+    blocks: list[Block] = [
+        _difference_figure(compare_corruptions(found[run.name], found[base.name])) for run in alike[:MAX_PAIRS]
+    ]
+    if unlike := [run.name for run in others if run not in alike]:
+        names = ", ".join(unlike)
+        blocks.append(Paragraph(f"Not compared with {base.name}, which saw other images or other cells: {names}."))
     return blocks
+
+
+def _seen(result: CorruptionResult) -> tuple[str, int, frozenset[Cell]]:
+    """What two results must share to be compared."""
+    return result.images, result.num_images, frozenset(result.accuracies)
 
 
 def _difference_figure(difference: CorruptionDifference) -> Figure:

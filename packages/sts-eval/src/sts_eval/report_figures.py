@@ -47,10 +47,17 @@ def legend_of(runs: Sequence[Run], colours: Mapping[str, int]) -> list[LegendEnt
 
 
 def plane_section(runs: Sequence[Run]) -> Section | None:
-    """Accuracy over the p x m plane, one map per granularity, seeds averaged."""
+    """Accuracy over the p x m plane, one map per recipe and granularity, seeds averaged."""
     measure = headline(runs)
     if measure is None:
         return None
+    recipes = dict.fromkeys(run.recipe for run in runs)
+    figures = [plane for recipe in recipes for plane in _planes([r for r in runs if r.recipe == recipe], measure)]
+    return Section("plane", f"The p {TIMES} m plane", figures, f"p {TIMES} m") if figures else None
+
+
+def _planes(runs: Sequence[Run], measure: Measure) -> list[Figure]:
+    """The maps of runs that share a recipe."""
     planes: dict[str, dict[tuple[float, float], list[float]]] = {}
     known = [(run, run.smoothing, measure.of(run)) for run in runs]
     granularities = {s.granularity for _, s, v in known if s and v is not None and s.preserve_probability > 0}
@@ -61,8 +68,7 @@ def plane_section(runs: Sequence[Run]) -> Section | None:
         key = (smoothing.preserve_probability, smoothing.momentum)
         for granularity in granularities if shared else {smoothing.granularity}:
             planes.setdefault(granularity, {}).setdefault(key, []).append(value)
-    figures = [_plane(name, cells, measure) for name, cells in planes.items() if _is_plane(cells)]
-    return Section("plane", f"The p {TIMES} m plane", figures, f"p {TIMES} m") if figures else None
+    return [_plane(name, cells, measure, runs[0].name) for name, cells in planes.items() if _is_plane(cells)]
 
 
 def _is_plane(cells: Iterable[tuple[float, float]]) -> bool:
@@ -71,7 +77,9 @@ def _is_plane(cells: Iterable[tuple[float, float]]) -> bool:
     return len(found) >= LEAST_CELLS and min(num_ps, num_ms) > 1 and 2 * len(found) >= num_ps * num_ms
 
 
-def _plane(granularity: str, values: Mapping[tuple[float, float], list[float]], measure: Measure) -> Figure:
+def _plane(
+    granularity: str, values: Mapping[tuple[float, float], list[float]], measure: Measure, example: str
+) -> Figure:
     cells = {key: Cell(fmean(found), len(found)) for key, found in values.items()}
     ps, ms = sorted({p for p, _ in cells}), sorted({m for _, m in cells})
     rows: list[list[CellValue]] = [
@@ -83,7 +91,8 @@ def _plane(granularity: str, values: Mapping[tuple[float, float], list[float]], 
     caption = f"{measure.title}, in percent, by p and m ({granularity}-wise units)"
     note = (
         f"Lines join equal {EFFECTIVE_MOMENTUM}, labelled with it. Colours run from {low:.1f} (and less) to "
-        f"{high:.1f}. Best: {cells[best].value:.2f} at p {best[0]:g}, m {best[1]:g} (m_eff {effective:.6g})."
+        f"{high:.1f}. Best: {cells[best].value:.2f} at p {best[0]:g}, m {best[1]:g} (m_eff {effective:.6g}). "
+        f"All runs share the recipe of {example}."
     )
     drawn = heat_map(cells, label=caption)
     table = numeric_table(["", *(f"p {p:g}" for p in ps)], rows)

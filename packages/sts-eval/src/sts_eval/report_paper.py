@@ -31,7 +31,11 @@ class _Line:
 
 def paper_section(runs: Sequence[Run]) -> Section | None:
     """All tables of the paper of which we have a row."""
-    known = [replace(with_conditions(run.results, run.config), run=run.name) for run in runs if run.results is not None]
+    known = [
+        replace(with_conditions(run.results, run.config, run.metrics), run=run.name)
+        for run in runs
+        if run.results is not None
+    ]
     ours = [comparison for comparison in compare_with_paper(known) if comparison.network == "teacher"]
     if not ours:
         return None

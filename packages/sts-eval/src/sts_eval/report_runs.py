@@ -10,9 +10,8 @@ from typing import Any
 from sts_core.config import SmoothingConfig
 from sts_core.errors import StateError
 from sts_eval.results import FILE_NAME, RunResults, read_results
-from sts_eval.run_config import CONFIG_NAMES, read_config, training_section
+from sts_eval.run_config import CONFIG_NAMES, METRICS_NAME, read_config, read_metrics, recipe_of, training_section
 
-METRICS_NAME = "metrics.jsonl"
 GRANULARITY_SHORT = {"layer": "LW", "module": "MW", "channel": "CW", "neuron": "NW"}
 """The paper's abbreviations; MW is ours."""
 
@@ -35,6 +34,11 @@ class Run:
     def section(self) -> Mapping[str, Any]:
         """The training's config."""
         return training_section(self.config)
+
+    @property
+    def recipe(self) -> str:
+        """All that training depends on beside its smoothing and its seed: runs that share it are twins."""
+        return json.dumps(recipe_of(self.config), sort_keys=True)
 
     @property
     def smoothing(self) -> SmoothingConfig | None:
@@ -118,24 +122,4 @@ def read_run(folder: Path) -> Run:
     results = read_results(folder) if (folder / FILE_NAME).is_file() else None
     config = read_config(folder)
     name = results.run if results is not None else str(config.get("name", folder.name))
-    return Run(name=name, folder=folder, config=config, metrics=_read_metrics(folder / METRICS_NAME), results=results)
-
-
-def _read_metrics(file: Path) -> list[Mapping[str, Any]]:
-    """The lines of metrics.jsonl; the last may be cut short by a kill, any other must be whole."""
-    if not file.is_file():
-        return []
-    lines = file.read_text().splitlines()
-    metrics: dict[Any, Mapping[str, Any]] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
-                continue
-            raise StateError(
-                f"every line of {METRICS_NAME} must be JSON, line {number} of {file} is not: delete that line"
-            ) from error
-        if isinstance(value, Mapping):
-            metrics[value.get("step", number)] = value  # steps repeated after a resume count once
-    return list(metrics.values())
+    return Run(name=name, folder=folder, config=config, metrics=read_metrics(folder / METRICS_NAME), results=results)

@@ -1,6 +1,5 @@
 """The sections of a report that are tables: runs, results, the paper beside them, costs, config differences."""
 
-import json
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -23,6 +22,7 @@ from sts_eval.report_blocks import (
 )
 from sts_eval.report_measures import EVALUATION_TITLES, METRIC_TITLES, headline, label_of, variant_of
 from sts_eval.report_runs import GRANULARITY_SHORT, Run, smoothing_kind, smoothing_label
+from sts_eval.run_config import flattened
 
 MANY_RUNS = 6
 """Beyond this many, config differences are set with one row, not one column, per run."""
@@ -87,12 +87,6 @@ def _results_table(title: str, found: Sequence[tuple[Run, Mapping[str, Any]]]) -
     return Table(header, rows, title, "In percent.", frozenset(range(len(names), len(header))), groups)
 
 
-def _without_smoothing(run: Run) -> str:
-    """Everything about a run's training but its smoothing, its seed and its name, to tell which runs are twins."""
-    kept = {key: value for key, value in run.section.items() if key not in ("smoothing", "seed", "name", "bank")}
-    return json.dumps(kept, sort_keys=True, default=str)
-
-
 def control_section(runs: Sequence[Run]) -> Section | None:
     """Each STS or SE beside the moving average with the same expected pull: is it the spatial part that helps?"""
     measure = headline(runs)
@@ -100,7 +94,7 @@ def control_section(runs: Sequence[Run]) -> Section | None:
     for run in runs:
         value, smoothing = measure.of(run) if measure else None, run.smoothing
         if value is not None and smoothing is not None:
-            groups.setdefault((_without_smoothing(run), *_smoothing_key(run)), []).append((run, value))
+            groups.setdefault((run.recipe, *_smoothing_key(run)), []).append((run, value))
     rows: list[list[CellValue]] = []
     for (twin, p, m, _), members in groups.items():
         effective = round(1 - (1 - p) * (1 - m), 9)
@@ -159,18 +153,6 @@ def granularity_section(runs: Sequence[Run], *, against_paper: bool) -> Section 
 def _speed(run: Run) -> float | None:
     speeds = [value for _, value in run.series("images_per_second") if value > 0]
     return median(speeds) if speeds else None
-
-
-def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"smoothing.momentum": "0.99", ...}: names as on the command line, values as in YAML or JSON."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            flat |= flattened(value, f"{name}.")
-        else:
-            flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return flat
 
 
 def config_section(runs: Sequence[Run]) -> Section | None:

@@ -1,4 +1,4 @@
-"""The config in a run's folder, as training or a pipeline wrote it."""
+"""The config and the metrics in a run's folder, as training or a pipeline wrote them."""
 
 import json
 from collections.abc import Mapping
@@ -10,6 +10,15 @@ import yaml
 from sts_core.errors import StateError
 
 CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
+METRICS_NAME = "metrics.jsonl"
+NOT_RECIPE = (
+    *("kind", "name", "seed", "bank", "cluster", "evaluation", "tracking", "method.kind"),
+    *("smoothing.momentum", "smoothing.preserve_probability", "smoothing.granularity"),
+    *("data.root", "data.num_workers", "channels_last", "compile"),
+    *("checkpoint_every_steps", "checkpoint_every_minutes", "keep_checkpoints", "log_every_steps"),
+    *("verify_ranks_every_steps", "track_drift"),
+)
+"""What two runs of one recipe may differ in: seed, smoothing, and how a run is executed, watched and evaluated."""
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -37,3 +46,43 @@ def training_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(method, Mapping) and "name" not in method and "kind" in method:
         return {**section, "method": {**method, "name": method["kind"]}}
     return section
+
+
+def recipe_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """All settings of a training but those of `NOT_RECIPE`, by dotted name: runs that share them are seeds or twins."""
+    flat = flattened(training_section(config))
+    prefixes = tuple(f"{name}." for name in NOT_RECIPE)
+    return {name: value for name, value in flat.items() if name not in NOT_RECIPE and not name.startswith(prefixes)}
+
+
+def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """{"smoothing.momentum": "0.99", ...}: names as on the command line, values as in YAML or JSON."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat |= flattened(value, f"{name}.")
+        else:
+            flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
+
+
+def read_metrics(file: Path) -> list[Mapping[str, Any]]:
+    """The lines of metrics.jsonl, none without that file; the last may be cut short by a kill, others must be whole."""
+    if not file.is_file():
+        return []
+    lines = file.read_text(errors="replace").splitlines()
+    metrics: dict[Any, Mapping[str, Any]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                continue
+            value = None
+        if not isinstance(value, Mapping):
+            raise StateError(
+                f"every line of {METRICS_NAME} must be a JSON object, line {number} of {file} is not: delete that line"
+            )
+        metrics[value.get("step", number)] = value  # steps repeated after a resume count once
+    return list(metrics.values())
