@@ -16,7 +16,8 @@ RECIPES = ("byol", "moco", "fixmatch", "mean_teacher", "dino")
 
 
 def digits(recipe: str, **changes: object) -> DataConfig:
-    settings = {"image_size": 16, "recipe": recipe, "num_labels": 40, "unlabelled_ratio": 2, "num_local_crops": 2}
+    labels = 40 if recipe in ("fixmatch", "mean_teacher") else None
+    settings = {"image_size": 16, "recipe": recipe, "num_labels": labels, "unlabelled_ratio": 2, "num_local_crops": 2}
     return DataConfig(**(settings | changes))  # type: ignore[arg-type]
 
 
@@ -232,6 +233,7 @@ def test_a_fingerprint_tells_pixels_and_labels_apart_and_not_sizes(tmp_path: Pat
         {"image_size": 4},
         {"unlabelled_ratio": 0},
         {"crop_scale_min": 0.0},
+        {"num_labels": 40, "recipe": "byol"},
     ],
 )
 def test_a_config_outside_its_domain_is_refused(changes: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Kills of the driver and of the whole local cluster at random steps, and a torn checkpoint: no bit changes."""
+"""Kills of a worker, the driver and the whole local cluster at random steps, and a torn checkpoint: no bit changes."""
 
 import json
 import os
@@ -84,23 +84,27 @@ def final_weights(storage: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def test_killed_drivers_and_clusters_and_a_torn_checkpoint_change_no_bit(
+def test_killed_workers_drivers_and_clusters_and_a_torn_checkpoint_change_no_bit(
     tmp_path: Path, processes_below: Below
 ) -> None:
     calm, chaotic = tmp_path / "calm", tmp_path / "chaotic"
     finish(start(calm), calm)
-    first, second = sorted(random.Random(5).sample(range(5, STEPS // 2), 2))
+    draw = random.Random(5)
+    first, second, third = (draw.randrange(start, start + 20) for start in (5, 45, 85))
     started: list[int] = []
     try:
         driver = start(chaotic)
         wait_for_step(chaotic, first, driver, before=0)
+        workers = [pid for pid, command in processes_below(driver.pid).items() if "RayTrainWorker" in command]
+        kill([draw.choice(workers)])  # Ray starts the group again
+        wait_for_step(chaotic, second, driver, before=0)
         started += processes_below(driver.pid)
         kill([driver.pid])  # the driver alone: its cluster notices and goes
         driver.wait()
 
         before = launches(chaotic)
         driver = start(chaotic)
-        wait_for_step(chaotic, second, driver, before=before)
+        wait_for_step(chaotic, third, driver, before=before)
         assert json.loads((folder_of(chaotic) / "plan.json").read_text())["first_step"] > 0
         cluster = list(processes_below(driver.pid))
         started += cluster

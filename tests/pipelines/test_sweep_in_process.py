@@ -109,6 +109,19 @@ def test_a_finished_sweep_measures_what_it_is_asked_for_later_and_trains_nothing
     assert (folder / "checkpoints" / "step-00000002" / "state.pt").stat().st_mtime_ns == before
 
 
+def test_a_sweep_shows_the_numbers_of_the_settings_asked_for_now(tiny: Tiny) -> None:
+    def value(k: int) -> float | None:
+        recipe = knn_sweep(tiny, cells=((0.9, 0.5),))
+        knn = replace(recipe.pipeline.evaluation.knn, ks=(k,))
+        pipeline = replace(recipe.pipeline, evaluation=replace(recipe.pipeline.evaluation, knn=knn))
+        (outcome,) = run_sweep(replace(recipe, pipeline=pipeline))
+        return outcome.value
+
+    first, other = value(20), value(1)
+    assert first != other
+    assert value(20) == first
+
+
 def test_a_trial_that_failed_half_way_through_its_evaluation_is_not_finished(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

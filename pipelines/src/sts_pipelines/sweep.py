@@ -16,6 +16,7 @@ from sts_core.errors import StsError
 from sts_pipelines.cells import Cell, cells_of
 from sts_pipelines.cluster import TRIAL_CPUS, local_resources, ray_cluster
 from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
+from sts_pipelines.evaluation import bring_forward
 from sts_pipelines.launcher import Job, launch, train_on_ray
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, SweepConfig
 from sts_pipelines.schema import digest, to_dict
@@ -50,6 +51,9 @@ def run_sweep(recipe: SweepConfig) -> list[Outcome]:
                 _one_after_the_other(recipe, missing, folder)
             elif missing:
                 _tune(recipe, missing, folder)
+    for cell in cells:
+        if (folder / cell.name / "results.json").is_file():
+            bring_forward(folder / cell.name, recipe.pipeline)
     found = outcomes(folder, cells, metric=recipe.sweep.metric)
     write_outcomes(found, folder, metric=recipe.sweep.metric)
     failed = [outcome for outcome in found if outcome.error]

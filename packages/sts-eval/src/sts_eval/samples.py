@@ -27,8 +27,7 @@ def sample_name(dataset: Any, index: int) -> str:
         if isinstance(listed, Sequence) and index < len(listed):
             entry = listed[index]
             return str(entry[0] if isinstance(entry, tuple) else entry)
-    # `_source` is where the EvaluationDataset of sts-methods keeps its files.
-    inner = getattr(dataset, "dataset", getattr(dataset, "_source", None))
+    inner = getattr(dataset, "dataset", None)
     if inner is None:
         return f"sample {index}"
     indices = getattr(dataset, "indices", None)  # torch.utils.data.Subset

@@ -76,6 +76,11 @@ class DataConfig:
             raise ConfigError(
                 f"crop_scale_min must be in (0, 1], got {self.crop_scale_min!r}: it is a share of the area"
             )
+        if self.num_labels is not None and self.recipe not in SEMI_SUPERVISED:
+            raise ConfigError(
+                f"num_labels is for {' and '.join(SEMI_SUPERVISED)}, {self.recipe} uses no labels, got "
+                f"{self.num_labels!r}: leave it out"
+            )
         if self.interpolation not in (None, *get_args(Interpolation)):
             raise ConfigError(
                 f"interpolation must be bilinear, bicubic or None, got {self.interpolation!r}: choose one of these"
@@ -143,6 +148,11 @@ class TrainingData:
     def skipped(self) -> dict[int, str]:
         """The images that could not be read so far, by index, each with the reason."""
         return self._feed.skipped
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the images and their labels, wherever they lie."""
+        return self._feed.fingerprint
 
     def steps(self, start: int = 0) -> Iterator[tuple[Batch, ...]]:
         """The micro-batches of optimizer step `start`, `start` + 1, ... without end."""

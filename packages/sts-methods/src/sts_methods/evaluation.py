@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sts_core.errors import ConfigError
-from sts_methods.datasets import ImageArrays, Source, Statistics
+from sts_methods.datasets import ImageArrays, ImageFiles, Source, Statistics
 from sts_methods.host import resize_centre
 from sts_methods.reading import read_image
 
@@ -25,6 +25,8 @@ class EvaluationDataset(Dataset[tuple[Tensor, int]]):
         self.num_classes = len(source.classes)
         self.targets = source.labels
         self._source = source.resized(image_size) if isinstance(source, ImageArrays) else source
+        if isinstance(source, ImageFiles):
+            self.paths = source.paths
         self._image_size = image_size
         self._mean, self._std = (torch.tensor(s)[:, None, None] * 255 for s in statistics)
 

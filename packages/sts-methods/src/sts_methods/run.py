@@ -193,7 +193,7 @@ class Run:
 
     def _images(self) -> str | None:
         """The fingerprint of the training images; data of the user's own may have none."""
-        return getattr(getattr(self.data, "_feed", None), "fingerprint", None)
+        return getattr(self.data, "fingerprint", None)
 
     def _skipped_images(self) -> dict[str, float]:
         """How many unreadable images the ranks, added up, have met since this start; nothing if they stop the run."""
