@@ -28,7 +28,7 @@ def test_the_log_drops_what_a_resumed_run_will_log_again_and_survives_a_torn_lin
 
 def test_the_progress_line_says_how_far_how_fast_how_long_and_how_well() -> None:
     metrics = {"step": 120, "images_per_second": 1830.4, "loss": 2.31, "feature_std": 0.0412, "effective_rank": 12.31}
-    line = progress_line(metrics, total_steps=500, global_batch_size=128)
+    line = progress_line(metrics, total_steps=500, images_per_step=128)
     assert line == "step 120/500 (24%)  1,830 images/s  0:27 left  loss 2.31  std 0.0412  rank 12.3"
 
 
@@ -50,7 +50,7 @@ class _Terminal:
 def test_a_terminal_gets_one_line_and_a_file_gets_plain_ones() -> None:
     terminal, file = _Terminal(True), _Terminal(False)
     for stream in (terminal, file):
-        display = ProgressDisplay(total_steps=3, global_batch_size=1, stream=stream)  # type: ignore[arg-type]
+        display = ProgressDisplay(total_steps=3, images_per_step=1, stream=stream)  # type: ignore[arg-type]
         for step in (1, 2, 3):
             display.show({"step": step, "loss": 1.0})
         display.close()

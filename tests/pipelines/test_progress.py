@@ -10,6 +10,7 @@ from sts_eval import add_entries
 from sts_methods.runtime import RunPlan
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cells import cells_of
+from sts_pipelines.launcher import Job, launch
 from sts_pipelines.pipeline import PipelineConfig, SweepConfig
 from sts_pipelines.progress import Watcher, write_plan
 from sts_pipelines.sweep_progress import CellWatcher
@@ -19,7 +20,7 @@ Tiny = Callable[..., PipelineConfig]
 
 def plan(first_step: int = 0) -> RunPlan:
     return RunPlan(
-        config={}, first_step=first_step, total_steps=4, steps_per_epoch=2, global_batch_size=8, keep_checkpoints=1
+        config={}, first_step=first_step, total_steps=4, steps_per_epoch=2, images_per_step=8, keep_checkpoints=1
     )
 
 
@@ -71,3 +72,12 @@ def test_a_sweep_tells_of_every_cell_once(tmp_path: Path) -> None:
         add_entries(tmp_path / "m0.9-p0.5", [entry])
     assert stream.getvalue().startswith("cell 1/2  m0.9-p0.5: 91.2")
     assert stream.getvalue().count("cell") == 1
+
+
+def test_unlabelled_images_count_as_they_do_in_the_rate(tiny: Tiny) -> None:
+    pipeline = tiny("fixmatch-digits-sts", steps=1)
+    plain = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=()))
+    launch([Job(label="x", pipeline=plain, folder=plain.folder)], name="x", folder=plain.folder)
+    training = plain.training
+    shown = json.loads((plain.folder / "plan.json").read_text())["images_per_step"]
+    assert shown == training.global_batch_size * (1 + training.data.unlabelled_ratio)

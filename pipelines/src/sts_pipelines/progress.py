@@ -23,7 +23,7 @@ class Plan:
 
     label: str
     total_steps: int
-    global_batch_size: int
+    images_per_step: int
     first_step: int
 
 
@@ -32,7 +32,7 @@ def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
     note = Plan(
         label=label,
         total_steps=plan.total_steps,
-        global_batch_size=plan.global_batch_size,
+        images_per_step=plan.images_per_step,
         first_step=plan.first_step,
     )
     write_atomically(folder / _PLAN, json.dumps(asdict(note)), durable=False)
@@ -98,9 +98,7 @@ class Watcher:
         display.close()
 
     def _display(self, plan: Plan) -> ProgressDisplay:
-        return ProgressDisplay(
-            total_steps=plan.total_steps, global_batch_size=plan.global_batch_size, stream=self.stream
-        )
+        return ProgressDisplay(total_steps=plan.total_steps, images_per_step=plan.images_per_step, stream=self.stream)
 
 
 def _read_plan(folder: Path) -> Plan:
@@ -113,7 +111,7 @@ def _modified(path: Path) -> float:
 
 def _headline(plan: Plan) -> str:
     start = f" from step {plan.first_step:,}" if plan.first_step else ""
-    return f"{plan.label or 'run'}: {plan.total_steps:,} steps of {plan.global_batch_size} images{start}"
+    return f"{plan.label or 'run'}: {plan.total_steps:,} steps of {plan.images_per_step} images{start}"
 
 
 def _tail(path: Path, *, after: int) -> list[dict[str, float]]:

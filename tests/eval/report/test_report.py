@@ -341,6 +341,13 @@ def test_a_last_line_cut_short_by_a_kill_is_left_out(make_run: MakeRun) -> None:
     assert len(read_runs([folder])[0].metrics) == len(whole.splitlines())
 
 
+def test_the_folder_of_a_comparison_stands_for_its_runs_although_it_has_a_config(make_run: MakeRun) -> None:
+    folder = make_run("one")
+    make_run("two")
+    (folder.parent / "config.yaml").write_text("kind: comparison\n")
+    assert {run.name for run in read_runs([folder.parent])} == {"one", "two"}
+
+
 def test_a_folder_without_runs_and_a_missing_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="has none of them"):
         read_runs([tmp_path])

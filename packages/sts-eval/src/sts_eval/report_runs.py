@@ -97,9 +97,11 @@ def _is_run(folder: Path) -> bool:
 def _run_folders(path: Path) -> list[Path]:
     if not path.is_dir():
         raise StateError(f"a run must be a folder, {path} is none: correct the path")
-    if _is_run(path):
+    inner = sorted(folder for folder in path.iterdir() if folder.is_dir() and _is_run(folder))
+    trained = any((path / name).is_file() for name in (METRICS_NAME, FILE_NAME))  # a comparison has a config too
+    if _is_run(path) and (trained or not inner):
         return [path]
-    if inner := sorted(folder for folder in path.iterdir() if folder.is_dir() and _is_run(folder)):
+    if inner:
         return inner
     raise StateError(
         f"a run folder holds {CONFIG_NAMES[0]}, {METRICS_NAME} or {FILE_NAME}, {path} has none of them "

@@ -21,13 +21,13 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def progress_line(metrics: Mapping[str, float], *, total_steps: int, global_batch_size: int) -> str:
+def progress_line(metrics: Mapping[str, float], *, total_steps: int, images_per_step: int) -> str:
     """`step 120/500 (24%)  1,830 images/s  0:27 left  loss 2.310  std 0.041  rank 12.3`."""
     step = int(metrics["step"])
     parts = [f"step {step:,}/{total_steps:,} ({100 * step // max(total_steps, 1)}%)"]
     rate = metrics.get("images_per_second", 0.0)
     if rate > 0.0:
-        left = (total_steps - step) * global_batch_size / rate
+        left = (total_steps - step) * images_per_step / rate
         parts += [f"{rate:,.0f} images/s", f"{format_seconds(left)} left"]
     if "loss" in metrics:
         parts.append(f"loss {metrics['loss']:.4g}")
@@ -39,10 +39,10 @@ class ProgressDisplay:
     """Shows metrics on `stream` (stderr): rewritten in place on a terminal, else a line every `every_seconds`."""
 
     def __init__(
-        self, *, total_steps: int, global_batch_size: int, stream: TextIO | None = None, every_seconds: float = 10.0
+        self, *, total_steps: int, images_per_step: int, stream: TextIO | None = None, every_seconds: float = 10.0
     ) -> None:
         self.total_steps = total_steps
-        self.global_batch_size = global_batch_size
+        self.images_per_step = images_per_step
         self.stream = stream if stream is not None else sys.stderr
         self.every_seconds = every_seconds
         self._interactive = self.stream.isatty()
@@ -55,7 +55,7 @@ class ProgressDisplay:
         if not self._interactive and not last and now - self._shown_at < self.every_seconds:
             return
         self._shown_at = now
-        line = progress_line(metrics, total_steps=self.total_steps, global_batch_size=self.global_batch_size)
+        line = progress_line(metrics, total_steps=self.total_steps, images_per_step=self.images_per_step)
         if self._interactive:
             self.stream.write("\r" + line.ljust(self._width))
             self._width = len(line)

@@ -65,12 +65,13 @@ class Run:
 
     def start(self) -> None:
         """Tell the runtime what is to come, and see that all ranks begin alike."""
+        parts = 1 if self.data.label_split is None else 1 + self.config.data.unlabelled_ratio
         plan = RunPlan(
             config=self._config_json,
             first_step=self.step,
             total_steps=self.total_steps,
             steps_per_epoch=self.data.steps_per_epoch,
-            global_batch_size=self.config.global_batch_size,
+            images_per_step=self.config.global_batch_size * parts,
             keep_checkpoints=self.config.keep_checkpoints,
         )
         self.runtime.start(plan)

@@ -29,7 +29,8 @@ class RunPlan:
     """The step it starts at: 0, or that of the restored checkpoint."""
     total_steps: int
     steps_per_epoch: int
-    global_batch_size: int
+    images_per_step: int
+    """Labelled and unlabelled images of all ranks, as images_per_second counts them."""
     keep_checkpoints: int
     """How many checkpoints to keep."""
 
@@ -152,7 +153,7 @@ class LocalRuntime:
         self.checkpoints.keep = plan.keep_checkpoints
         if self._show_progress:
             self._display = ProgressDisplay(
-                total_steps=plan.total_steps, global_batch_size=plan.global_batch_size, stream=self._stream
+                total_steps=plan.total_steps, images_per_step=plan.images_per_step, stream=self._stream
             )
 
     def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
