@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from sts_core.errors import ConfigError
-from sts_methods import ByolConfig, DataConfig, FixMatch, FixMatchConfig, MoCoConfig, multi_crop, two_views
+from sts_methods import ByolConfig, DataConfig, FixMatch, FixMatchConfig, MoCoConfig, multi_crop, recipes, two_views
 from sts_methods.data import Recipe
 from sts_methods.optim import OptimizerConfig, parameter_groups
 from sts_methods.views import CropView, local_size, weak_and_strong
@@ -84,3 +84,18 @@ def test_fixmatchs_student_keeps_slow_batch_norms_and_decays_its_kernels_only() 
     decayed, exempt = parameter_groups(student, OptimizerConfig(exclude_norm_and_bias=True))
     assert {parameter.dim() for parameter in decayed["params"]} == {2, 4}
     assert {parameter.dim() for parameter in exempt["params"]} == {1}
+
+
+def test_recipes_come_in_the_variants_of_their_sources() -> None:
+    code, paper, deepmind = (recipes.byol_imagenet(v, epochs=300) for v in ("code", "paper", "deepmind"))  # type: ignore[arg-type]
+    assert [r.optimizer.lr for r in (code, paper, deepmind)] == [0.05, 0.1, 0.3]
+    assert [r.optimizer.name for r in (code, paper, deepmind)] == ["sgd", "sgd", "lars"]
+    assert recipes.moco_imagenet().data.recipe == "moco"
+    assert recipes.fixmatch_cifar("cifar100", labels=400).method.num_classes == 100  # type: ignore[union-attr]
+
+
+def test_a_recipe_that_nobody_has_published_is_refused() -> None:
+    with pytest.raises(ConfigError, match="code, paper or deepmind"):
+        recipes.byol_imagenet("google")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="for 100, 300, 1000 epochs, got 200"):
+        recipes.byol_imagenet("deepmind", epochs=200)

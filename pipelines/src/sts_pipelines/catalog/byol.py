@@ -71,14 +71,9 @@ def byol_imagenet_lr() -> "PipelineConfig":
 
     Hardware: 8 GPUs. Time: not measured. Expect 72.7 % if the paper's text is right about its own run.
     """
-    from dataclasses import replace
-
     from sts_pipelines.catalog.recipes import byol_imagenet
 
-    base = byol_imagenet("byol-imagenet-200ep-sts-lr0.1", epochs=200, m=0.99, p=0.7)
-    # lr: paper, section 4.1; the warm-up still begins at 1e-6, as in the STS repo.
-    optimizer = replace(base.training.optimizer, lr=0.1, warmup_start=1e-5)
-    return replace(base, training=replace(base.training, optimizer=optimizer))
+    return byol_imagenet("byol-imagenet-200ep-sts-lr0.1", epochs=200, m=0.99, p=0.7, variant="paper")
 
 
 @named("byol-imagenet-300ep-deepmind", paper="state of the art: BYOL row", hardware=EIGHT_GPUS, hours="?")
@@ -90,9 +85,10 @@ def byol_imagenet_deepmind() -> "PipelineConfig":
     Hardware: 8 GPUs, 11 GB each, 16 micro-batches a step. Time: not measured. Expect 72.5 % with the student (BYOL
     paper). Two things differ from its authors': batch norm covers a micro-batch, and the blur is Pillow's.
     """
-    from sts_pipelines.catalog.recipes import byol_deepmind
+    from sts_pipelines.catalog.recipes import byol_imagenet
 
-    return byol_deepmind("byol-imagenet-300ep-deepmind", epochs=300, m=0.99, p=0.0)  # DeepMind: tau .99 at 300 epochs
+    # DeepMind: tau .99 at 300 epochs
+    return byol_imagenet("byol-imagenet-300ep-deepmind", epochs=300, m=0.99, p=0.0, variant="deepmind")
 
 
 @named("byol-imagenet-drift", paper="smoothing figure", hardware=EIGHT_GPUS, hours="?")
@@ -125,12 +121,12 @@ def _drift(base: "PipelineConfig", strength: float) -> "ComparisonConfig":
     """None, TMA(m) and SE(p) with m = p = `strength`, at constant momentum as in the figure."""
     from dataclasses import replace
 
-    from sts_pipelines.catalog.recipes import byol_teacher
+    from sts_methods.recipes import self_supervised_teacher
     from sts_pipelines.pipeline import ComparisonConfig
 
     training = replace(base.training, track_drift=True, momentum_schedule="constant")
     cells = {"none": (0.0, 0.0), "tma": (strength, 0.0), "se": (0.0, strength)}
-    variants = {name: byol_teacher(m, p) for name, (m, p) in cells.items()}
+    variants = {name: self_supervised_teacher(m, p) for name, (m, p) in cells.items()}
     return ComparisonConfig(pipeline=replace(base, training=training), variants=variants)
 
 

@@ -18,11 +18,12 @@ def quickstart() -> "ComparisonConfig":
     Hardware: two CPU cores. Time: under three minutes. Expect one table of linear and k-NN accuracy of both networks,
     and a report with plots. The data is embedded; what it shows is that the pipeline works, not that STS wins.
     """
-    from sts_pipelines.catalog import recipes
+    from sts_methods.recipes import self_supervised_teacher
+    from sts_pipelines.catalog.recipes import byol_small
     from sts_pipelines.pipeline import ComparisonConfig
 
-    base = recipes.byol_small("quickstart", dataset="digits", m=0.9, p=0.7)
+    base = byol_small("quickstart", dataset="digits", m=0.9, p=0.7)
     base = replace(base, training=replace(base.training, steps=110))  # five epochs, to stay well below three minutes
     cells = {"none": (0.0, 0.0), "tma": (0.9, 0.0), "se": (0.0, 0.9), "sts": (0.9, 0.7)}
-    variants = {name: recipes.byol_teacher(m, p) for name, (m, p) in cells.items()}
+    variants = {name: self_supervised_teacher(m, p) for name, (m, p) in cells.items()}
     return ComparisonConfig(pipeline=base, variants=variants)

@@ -1,0 +1,137 @@
+"""The methods as their authors and the paper train them, each number with its source.
+
+Sources: "paper" is Spatial Ensemble; "STS repo" its released code; "MoCo v2" facebookresearch/moco main_moco.py with
+--mlp --moco-t 0.2 --aug-plus --cos; "google" google-research/fixmatch; "DeepMind" deepmind-research/byol. Where they
+disagree the comment says whom we follow. `data.root` is still to be set: replace(recipe, data=replace(recipe.data,
+root=...)). Everything else may be replaced likewise.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from sts_core import ConfigError, SmoothingConfig, spatial_temporal_smoothing
+from sts_methods.byol import ByolConfig
+from sts_methods.data import DataConfig
+from sts_methods.fixmatch import FixMatchConfig
+from sts_methods.moco import MoCoConfig
+from sts_methods.optim import OptimizerConfig
+from sts_methods.training import TrainingConfig
+
+ByolVariant = Literal["code", "paper", "deepmind"]
+DEEPMIND_RATES = {100: 0.45, 300: 0.3, 1000: 0.2}  # DeepMind, configs/byol.py, by epochs
+
+
+def self_supervised_teacher(m: float, p: float) -> SmoothingConfig:
+    """BYOL's and MoCo's teachers run in train mode and keep the batch statistics that they see themselves."""
+    return spatial_temporal_smoothing(m, p, buffers="keep")
+
+
+def fixmatch_teacher(m: float, p: float) -> SmoothingConfig:
+    """FixMatch's teacher takes the student's batch statistics (google; LeeDoYup: "much worse" without)."""
+    return spatial_temporal_smoothing(m, p, buffers="copy")
+
+
+def byol_imagenet(
+    variant: ByolVariant = "code", *, epochs: int = 200, m: float = 0.99, p: float = 0.7
+) -> TrainingConfig:
+    """BYOL on ImageNet: as in the STS repo ("code"), at the rate that the paper prints, or as DeepMind trains it."""
+    if variant == "deepmind":
+        return _byol_deepmind(epochs=epochs, m=m, p=p)
+    if variant not in ("code", "paper"):
+        raise ConfigError(f"variant must be code, paper or deepmind, got {variant!r}: choose one of these")
+    lr = 0.05 if variant == "code" else 0.1  # STS repo, sts_exp.py; paper, section 4.1
+    return TrainingConfig(
+        method=ByolConfig(backbone="resnet50"),  # heads 2048-4096-256 and 256-4096-256 with bias: STS repo
+        smoothing=self_supervised_teacher(m, p),
+        momentum_schedule="cosine",  # STS repo: m rises to 1 along a cosine; the paper does not mention it
+        data=DataConfig(dataset="imagefolder", image_size=224, recipe="byol", num_workers=8),
+        optimizer=OptimizerConfig(
+            lr=lr,
+            momentum=0.9,  # paper
+            weight_decay=1e-4,  # paper; on all parameters, batch norm and biases included: STS repo
+            warmup_epochs=10,  # paper
+            warmup_start={"code": 2e-5, "paper": 1e-5}[variant],  # from 1e-6: STS repo; the paper: a factor of .001
+        ),
+        global_batch_size=256,  # paper
+        epochs=epochs,
+        checkpoint_every_minutes=15.0,
+        checkpoint_every_steps=5000,
+    )
+
+
+def _byol_deepmind(*, epochs: int, m: float, p: float) -> TrainingConfig:
+    """LARS, batch 4096, bicubic crops.
+
+    Two things differ from DeepMind's. The batch is made of micro-batches, so batch norm covers 256 images where the
+    original covers all 4096. The blur is Pillow's, three boxes of the drawn deviation, where the original is a Gaussian
+    of 23 taps.
+    """
+    if epochs not in DEEPMIND_RATES:
+        known = ", ".join(map(str, DEEPMIND_RATES))
+        raise ConfigError(f"DeepMind trains BYOL for {known} epochs, got {epochs}: choose one of these")
+    base = byol_imagenet("code", epochs=epochs, m=m, p=p)
+    return replace(
+        base,
+        method=ByolConfig(backbone="resnet50", output_bias=False),  # DeepMind, utils/networks.py
+        data=replace(base.data, interpolation="bicubic"),  # DeepMind
+        optimizer=OptimizerConfig(
+            name="lars",
+            lr=DEEPMIND_RATES[epochs],
+            momentum=0.9,
+            weight_decay=1.5e-6 if epochs == 1000 else 1e-6,  # DeepMind, configs/byol.py
+            exclude_norm_and_bias=True,
+            warmup_epochs=10,
+        ),
+        global_batch_size=4096,
+        accumulation=16,  # 32 images per worker and micro-batch, as many as in the paper's recipe
+    )
+
+
+def moco_imagenet(*, epochs: int = 200, m: float = 0.999, p: float = 0.5) -> TrainingConfig:
+    """MoCo v2 on ImageNet as its authors train it, which the paper follows."""
+    return TrainingConfig(
+        method=MoCoConfig(backbone="resnet50", queue_size=65_536, temperature=0.2, bn_groups=8),  # MoCo v2
+        smoothing=self_supervised_teacher(m, p),
+        momentum_schedule="constant",  # MoCo v2
+        # MoCo's own augmentation (crops from .2, jitter .4): the paper's "same as SimCLR" is loose.
+        data=DataConfig(dataset="imagefolder", image_size=224, recipe="moco", num_workers=8),
+        optimizer=OptimizerConfig(
+            lr=0.03,  # MoCo v2 and paper
+            scale_lr=False,  # MoCo v2 does not scale it
+            momentum=0.9,
+            weight_decay=1e-4,  # on all parameters: MoCo v2
+            by_epoch=True,  # MoCo v2: the cosine moves once per epoch
+        ),
+        global_batch_size=256,
+        epochs=epochs,
+        checkpoint_every_minutes=15.0,
+        checkpoint_every_steps=5000,
+    )
+
+
+def fixmatch_cifar(
+    dataset: Literal["cifar10", "cifar100"] = "cifar10", *, labels: int = 250, m: float = 0.999, p: float = 0.5
+) -> TrainingConfig:
+    """FixMatch with RandAugment: the student labels its own weak views, the teacher is evaluated."""
+    hundred = dataset == "cifar100"
+    return TrainingConfig(
+        method=FixMatchConfig(
+            backbone="wrn_28_8" if hundred else "wrn_28_2",  # paper; google#25: width 8 for CIFAR-100
+            num_classes=100 if hundred else 10,
+        ),
+        smoothing=fixmatch_teacher(m, p),
+        data=DataConfig(dataset=dataset, image_size=32, recipe="fixmatch", num_labels=labels, unlabelled_ratio=7),
+        optimizer=OptimizerConfig(
+            lr=0.03,  # google
+            scale_lr=False,
+            momentum=0.9,
+            nesterov=True,  # google
+            weight_decay=1e-3 if hundred else 5e-4,  # google, paper
+            exclude_norm_and_bias=True,  # google: kernels only
+            schedule="cosine_7_16",  # google; the paper says cosine
+        ),
+        global_batch_size=64,  # google, paper; and 7 x 64 unlabelled
+        steps=2**20,  # google, paper
+        checkpoint_every_steps=1024,  # google: 65,536 labelled images between checkpoints
+        keep_checkpoints=20,  # google reports the median of the last 20
+    )
