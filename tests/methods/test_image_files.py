@@ -15,7 +15,7 @@ from PIL import Image
 
 from sts_core.errors import ConfigError, StsError
 from sts_methods import Batch, DataConfig, ImageReadError, TrainingData, build_training_data, evaluation_data
-from sts_methods.datasets import ImageArrays, ImageFiles, Paths, open_source
+from sts_methods.datasets import IMAGE_SUFFIXES, ImageArrays, ImageFiles, Paths, open_source
 from sts_methods.feeds import FileViews, Request
 from sts_methods.reading import read_image
 from sts_methods.sampler import Keys
@@ -296,3 +296,13 @@ def test_damaged_cifar_files_are_an_error_that_says_where_they_belong(tmp_path: 
     write_cifar(tmp_path, coarse=False)
     with pytest.raises(ConfigError, match="cifar-10-batches-py"):
         open_source("cifar10", str(tmp_path), "train", image_size=32)
+
+
+def test_every_kind_of_file_that_counts_as_an_image_can_be_read(tmp_path: Path) -> None:
+    picture = Image.fromarray(np.full((8, 8, 3), 90, dtype=np.uint8))
+    for suffix in IMAGE_SUFFIXES:
+        picture.convert("L" if suffix == ".pgm" else "RGB").save(tmp_path / f"a{suffix}")
+    source = open_source("images", str(tmp_path), "train", image_size=8)
+    assert isinstance(source, ImageFiles)
+    assert len(source) == len(IMAGE_SUFFIXES)
+    assert all(read_image(path).shape == (8, 8, 3) for path in source.paths)

@@ -23,7 +23,10 @@ from sts_methods.draws import TEST_SPLIT_STREAM, IntArray, permutation
 DatasetName = Literal["digits", "cifar10", "cifar100", "imagefolder", "images", "arrays"]
 Split = Literal["train", "test"]
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".png", ".bmp", ".gif", ".webp", ".avif", ".tif", ".tiff"}
+    | {".ppm", ".pgm"}
+)
 
 # Mean and standard deviation of the channels, of values in [0, 1].
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]

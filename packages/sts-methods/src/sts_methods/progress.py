@@ -9,6 +9,7 @@ HEALTH = {
     "feature_std": "std",
     "effective_rank": "rank",
     "student_teacher_distance": "distance",
+    "student_teacher_weight_distance": "distance",
     "mask_ratio": "confident",
 }
 """Metrics of a step that tell whether the training is well, and what the display calls them."""
