@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from sts_core import ConfigError
 from sts_eval import read_results
 from sts_eval.features import FrozenBackbone
 from sts_methods.checkpoint import read_checkpoint
@@ -84,6 +85,13 @@ def test_a_comparison_trains_each_variant_in_a_folder_of_its_own(tiny: Tiny) -> 
         config = json.loads((recipe.folder / name / "config.json").read_text())
         assert config["smoothing"]["momentum"] == smoothing.momentum
         assert (recipe.folder / name / "results.json").is_file()
+
+
+@pytest.mark.parametrize("names", [(), ("report",)])
+def test_a_comparison_needs_teachers_with_folders_of_their_own(tiny: Tiny, names: tuple[str, ...]) -> None:
+    pipeline = tiny("byol-digits-tma")
+    with pytest.raises(ConfigError, match="variant"):
+        ComparisonConfig(pipeline=pipeline, variants=dict.fromkeys(names, pipeline.training.smoothing))
 
 
 def test_a_damaged_newest_checkpoint_costs_steps_and_not_the_run(tiny: Tiny) -> None:

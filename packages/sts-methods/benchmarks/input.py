@@ -1,4 +1,6 @@
-"""Images per second and core: the references' input pipelines, lightly's and ours, taking turns in one run.
+"""Images per second and core: the references' input pipelines, lightly's, torchvision's newest transforms and ours.
+
+They take turns in one run.
 
     ci/bench input                        the table into the package's README
     ci/bench input --dry                  print it and leave the README alone
@@ -30,6 +32,8 @@ from pillow_pipelines import FixMatchTransform, moco_transform
 from readme_table import machine, write_table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torchvision.io import ImageReadMode, decode_jpeg, read_file
+from torchvision.transforms import v2
 
 from sts_methods.data import normalise
 from sts_methods.datasets import IMAGENET_STATISTICS, STATISTICS, ImageArrays, ImageFiles, Paths
@@ -95,12 +99,37 @@ class PillowFiles(Dataset[Any]):
         return (self.transform(image), self.transform(image)) if self.twice else tuple(self.transform(image))
 
 
+class TensorFiles(Dataset[Any]):
+    """Image files through torchvision.transforms.v2 on uint8 tensors, decoded by torchvision once for both views."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
+        self.transform = v2.Compose(
+            [
+                v2.RandomResizedCrop(224, scale=(0.2, 1.0), antialias=True),
+                v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+                v2.RandomGrayscale(p=0.2),
+                v2.RandomApply([v2.GaussianBlur(23, (0.1, 2.0))], p=0.5),
+                v2.RandomHorizontalFlip(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(*IMAGENET_STATISTICS),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        image = decode_jpeg(read_file(self.paths[index % len(self.paths)]), mode=ImageReadMode.RGB)
+        return self.transform(image), self.transform(image)
+
+
 def request(round_number: int, num: int, total: int) -> Request:
     indices = (np.arange(num) + round_number * num) % total
     return Request(round_number, Keys(indices, np.full(num, round_number)), None)
 
 
-def one_by_one(dataset: PillowFiles) -> Pipeline:
+def one_by_one(dataset: Dataset[Any]) -> Pipeline:
     def run(number: int) -> Any:
         made = [dataset[number * GROUP + k] for k in range(GROUP)]
         return tuple(torch.stack([pair[view] for pair in made]) for view in (0, 1))
@@ -123,6 +152,7 @@ def jpeg_pipelines(paths: Sequence[str]) -> dict[str, Pipeline]:
     return {
         "reference (MoCo v2, Pillow)": one_by_one(PillowFiles(paths, moco_transform(224), twice=True)),
         "lightly MoCoV2Transform": one_by_one(PillowFiles(paths, MoCoV2Transform(input_size=224), twice=False)),
+        "torchvision.transforms.v2 on tensors": one_by_one(TensorFiles(paths)),
         "ours": our_files(paths, finish=True),
         "ours, float32": our_files(paths, finish=True, floats=True),
         "ours, loader's part (colour and blur on the device)": our_files(paths, finish=False),

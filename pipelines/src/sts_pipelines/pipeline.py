@@ -155,6 +155,7 @@ class ComparisonConfig:
 
     def __post_init__(self) -> None:
         _require(bool(self.variants), "variants must not be empty: name at least one teacher to train")
+        _require("report" not in self.variants, "a variant must not be called report, as that folder is the report's")
 
     @property
     def pipelines(self) -> dict[str, PipelineConfig]:
