@@ -251,13 +251,13 @@ def _read_sequence(annotation: Any, value: Any, path: str, problems: list[str]) 
 
 
 def _split(text: FlagText, *, nested: bool) -> Any:
-    """The items of a list on the command line: a,b, or as YAML [a, b], which lists of lists and empty ones need."""
+    """The items of a list on the command line: a,b, nothing, or as YAML [a, b], which lists of lists need."""
     if text.startswith("["):
         try:
             return read_yaml(f"list: {text}")["list"]
         except UsageError:
             return str(text)
-    return str(text) if nested else [FlagText(item) for item in text.split(",") if item]
+    return str(text) if nested and text else [FlagText(item) for item in text.split(",") if item]
 
 
 def _how_to_write(item: Any) -> str:
