@@ -144,9 +144,10 @@ def test_lists_of_lists_and_empty_ones_are_written_as_yaml() -> None:
     garden = from_dict(GardenConfig, apply_flags(to_dict(GARDEN), ["--rows", "[[1,2.5],[.5,1e1]]", "--days=[]"]))
     assert garden.care.rows == ((1.0, 2.5), (0.5, 10.0))
     assert garden.care.days == ()
+    assert from_dict(GardenConfig, apply_flags(to_dict(GARDEN), ["--rows", ""])).care.rows == ()
 
 
-@pytest.mark.parametrize("text", ["0.9,0.5", "0.9:0.5", "[[0.9, 0.5]", ""])
+@pytest.mark.parametrize("text", ["0.9,0.5", "0.9:0.5", "[[0.9, 0.5]"])
 def test_a_list_of_lists_that_is_written_otherwise_is_told_how(text: str) -> None:
     with pytest.raises(SchemaError, match=r"rows must be a list, got .*: write \[\[a, b\], \[c, d\]\]"):
         from_dict(GardenConfig, apply_flags(to_dict(GARDEN), ["--rows", text]))
