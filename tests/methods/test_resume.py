@@ -155,6 +155,16 @@ def test_a_dataset_may_move_as_a_whole_but_other_images_are_refused(tiny: Any, t
 
 
 def test_checkpoints_that_say_nothing_of_their_images_are_accepted() -> None:
-    meta: dict[str, Any] = {"config": {}, "label_split": None, "world_size": 1}
-    check_resumable(meta, config={}, label_split=None, images="8 images", world_size=1)
-    check_resumable(meta | {"images": "8 images"}, config={}, label_split=None, images=None, world_size=1)
+    silent: dict[str, Any] = {"config": {}, "label_split": None, "world_size": 1}
+
+    def accepted(before: str | None, now: str | None) -> bool:
+        try:
+            check_resumable(silent | {"images": before}, config={}, label_split=None, images=now, world_size=1)
+        except StateError:
+            return False
+        return True
+
+    check_resumable(silent, config={}, label_split=None, images="8 images", world_size=1)
+    assert accepted(None, "8 images")
+    assert accepted("8 images", None)
+    assert not accepted("8 images", "9 images")
