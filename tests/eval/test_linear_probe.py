@@ -1,4 +1,3 @@
-import json
 from dataclasses import asdict, replace
 
 import pytest
@@ -212,7 +211,6 @@ def test_the_classifier_on_top_of_the_backbone_reaches_the_reported_accuracy(con
     whole = result.with_backbone(network)
     assert classification_accuracy(whole, digit_images[1]) == pytest.approx(result.last, abs=0.12)
     assert not any(parameter.requires_grad for parameter in result.classifier.parameters())
-    json.dumps(result.to_json())
 
 
 def test_a_class_without_images_is_named(digit_features):

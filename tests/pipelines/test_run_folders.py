@@ -45,7 +45,7 @@ def test_the_folder_of_a_comparison_is_understood_by_every_verb(
         return output, output
 
     monkeypatch.setattr("sts_pipelines.running.launch", launch)
-    monkeypatch.setattr("sts_pipelines.reporting.write_report", write_report)
+    monkeypatch.setattr("sts_pipelines.running.write_report", write_report)
     run_recipe(comparison)
     assert resolve(str(folder / "config.yaml")) == comparison
     assert main(["report", str(folder)]) == 0

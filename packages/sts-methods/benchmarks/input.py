@@ -1,4 +1,4 @@
-"""Images per second and core: the references' input pipelines, lightly's, torchvision's newest transforms and ours.
+"""Images per second and core: the references' input pipelines, lightly's, torchvision's newest, kornia's and ours.
 
 They take turns in one run.
 
@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import kornia.augmentation as kornia
 import numpy as np
 import torch
 from lightly.transforms import MoCoV2Transform
 from PIL import Image
 from pillow_pipelines import FixMatchTransform, moco_transform
 from readme_table import machine, write_table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
@@ -42,6 +43,7 @@ from sts_methods.sampler import Keys
 from sts_methods.views import Views, two_views, weak_and_strong
 
 GROUP = 16  # images of a round at 224 px
+BLUR_TAPS = 13  # as many as Pillow's blur takes at its largest radius
 Pipeline = Callable[[int], Any]
 """Processes the images of one round, given its number."""
 
@@ -109,7 +111,7 @@ class TensorFiles(Dataset[Any]):
                 v2.RandomResizedCrop(224, scale=(0.2, 1.0), antialias=True),
                 v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
                 v2.RandomGrayscale(p=0.2),
-                v2.RandomApply([v2.GaussianBlur(23, (0.1, 2.0))], p=0.5),
+                v2.RandomApply([v2.GaussianBlur(BLUR_TAPS, (0.1, 2.0))], p=0.5),
                 v2.RandomHorizontalFlip(),
                 v2.ToDtype(torch.float32, scale=True),
                 v2.Normalize(*IMAGENET_STATISTICS),
@@ -122,6 +124,40 @@ class TensorFiles(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         image = decode_jpeg(read_file(self.paths[index % len(self.paths)]), mode=ImageReadMode.RGB)
         return self.transform(image), self.transform(image)
+
+
+def kornia_views() -> nn.Sequential:
+    """MoCo v2's operations after the crop, on a batch of floats; one order of colours for the whole batch."""
+    mean, std = IMAGENET_STATISTICS
+    return nn.Sequential(
+        kornia.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+        kornia.RandomGrayscale(p=0.2),
+        kornia.RandomGaussianBlur((BLUR_TAPS, BLUR_TAPS), (0.1, 2.0), p=0.5),
+        kornia.RandomHorizontalFlip(p=0.5),
+        kornia.Normalize(torch.tensor(mean), torch.tensor(std)),
+    )
+
+
+def kornia_files(paths: Sequence[str]) -> Pipeline:
+    """Decoded and cropped one by one by torchvision, since files differ in size; the rest by kornia on the batch."""
+    crop = v2.RandomResizedCrop(224, scale=(0.2, 1.0), antialias=True)
+    finish = kornia_views()
+
+    def run(number: int) -> Any:
+        chosen = [paths[(number * GROUP + k) % len(paths)] for k in range(GROUP)]
+        images = [decode_jpeg(read_file(path), mode=ImageReadMode.RGB) for path in chosen]
+        return tuple(finish(torch.stack([crop(image) for image in images]).float() / 255) for _ in range(2))
+
+    return run
+
+
+def kornia_arrays(images: Tensor) -> Pipeline:
+    crop, finish = kornia.RandomResizedCrop((32, 32), scale=(0.2, 1.0)), kornia_views()
+
+    def run(number: int) -> Any:
+        return tuple(finish(crop(images.float() / 255)) for _ in range(2))
+
+    return run
 
 
 def request(round_number: int, num: int, total: int) -> Request:
@@ -153,6 +189,7 @@ def jpeg_pipelines(paths: Sequence[str]) -> dict[str, Pipeline]:
         "reference (MoCo v2, Pillow)": one_by_one(PillowFiles(paths, moco_transform(224), twice=True)),
         "lightly MoCoV2Transform": one_by_one(PillowFiles(paths, MoCoV2Transform(input_size=224), twice=False)),
         "torchvision.transforms.v2 on tensors": one_by_one(TensorFiles(paths)),
+        "torchvision's crop, then kornia, batched": kornia_files(paths),
         "ours": our_files(paths, finish=True),
         "ours, float32": our_files(paths, finish=True, floats=True),
         "ours, loader's part (colour and blur on the device)": our_files(paths, finish=False),
@@ -227,6 +264,7 @@ def small_pipelines(images: Tensor) -> dict[str, Pipeline]:
     return {
         "reference (MoCo v2, Pillow)": pillow_arrays(images, moco_transform(32), twice=True),
         "lightly MoCoV2Transform": pillow_arrays(images, MoCoV2Transform(input_size=32), twice=False),
+        "kornia, batched": kornia_arrays(images),
         "ours, float32": our_arrays(images, two_views(image_size=32), on_device=False),
         "ours, float32, all batched (as on a GPU)": our_arrays(images, two_views(image_size=32), on_device=True),
     }

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from sts_eval import CheckpointAccuracy, classification_accuracy, few_labels
+from sts_eval.parallel import gather, rank, world_size
 from sts_methods import build_method
 from sts_methods.checkpoint import CheckpointStore, read_checkpoint
 from sts_methods.data import evaluation_data
-from sts_pipelines.evaluation import evaluate_run, gather, is_done, settings_of, write_entries
+from sts_pipelines.evaluation import evaluate_run, is_done, settings_of, write_entries
 from sts_pipelines.pipeline import PipelineConfig
 
 
@@ -37,9 +37,8 @@ def _few_labels(
     _, test = evaluation_data(training.data)
     teacher = build_method(training.method, seed=training.seed).teacher.to(device)
     store = CheckpointStore(folder / "checkpoints")
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     mine: dict[str, list[CheckpointAccuracy]] = {name: [] for name in names}
-    for step in store.steps()[rank::world_size]:
+    for step in store.steps()[rank() :: world_size()]:
         bank = read_checkpoint(store.path(step))["bank"]["teachers"]
         for name in names:
             teacher.load_state_dict(bank[name])

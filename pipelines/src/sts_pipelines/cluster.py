@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sts_pipelines.errors import RunError, UsageError
+from sts_pipelines.errors import RunError, UsageError, first_line
 from sts_pipelines.pipeline import ClusterConfig
 
 # Tune's trial actor only waits for its workers, but Tune refuses to start one that asks for nothing.
@@ -105,8 +105,7 @@ def _connect(config: ClusterConfig) -> None:
     try:
         ray.init(address=config.address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # no cluster there, or one of another version
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RunError(f"cannot join the Ray cluster at {config.address}: {reason}") from error
+        raise RunError(f"cannot join the Ray cluster at {config.address}: {first_line(error)}") from error
     workers = config.min_workers or config.num_workers
     needed = {"CPU": workers * config.cpus_per_worker, "GPU": float(workers * config.use_gpu)}
     found = ray.cluster_resources()
@@ -237,6 +236,5 @@ def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
             **options,
         )
     except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RunError(f"Ray could not be started on this machine: {reason}") from error
+        raise RunError(f"Ray could not be started on this machine: {first_line(error)}") from error
     print(f"Ray's dashboard is at http://{connection.dashboard_url}; starting workers ...", file=sys.stderr, flush=True)

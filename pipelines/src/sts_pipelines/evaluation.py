@@ -12,11 +12,9 @@ from statistics import fmean
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from sts_eval import (
-    CheckpointAccuracy,
     Features,
     LinearProbeResult,
     RunResults,
@@ -33,6 +31,7 @@ from sts_eval import (
     write_results,
 )
 from sts_eval.detection import DetectionConfig, detection_transfer
+from sts_eval.parallel import barrier, broadcast_object, gather, rank, world_size
 from sts_methods import build_method, load_backbone
 from sts_methods.checkpoint import CheckpointStore, read_checkpoint
 from sts_methods.data import evaluation_data
@@ -62,21 +61,19 @@ def evaluate_run(
     `teacher` names one of the bank's, whose results go to the folder `results`; the student has its own in the run's.
     """
     results = results or folder
-    if dist.is_initialized():
-        dist.barrier()  # rank 0 has saved the networks when all ranks are here
+    barrier()  # rank 0 has saved the networks when all ranks are here
     if not (folder / "teacher.safetensors").is_file():
         raise UsageError(f"{folder} has no finished networks: let sts run finish the training first")
     evaluator = _Evaluator(folder, results, pipeline, device, teacher)
     for evaluation in pipeline.evaluation.after_training:
         evaluator.evaluate(evaluation, pipeline.evaluation.networks if teacher is None else ("teacher",))
-    if pipeline.training.track_drift and _rank() == 0:
+    if pipeline.training.track_drift and rank() == 0:
         add_entries(results, read_drift(folder, epochs=None).entries(), run=results.name)
-    if dist.is_initialized():
-        dist.barrier()
-    if _rank() == 0:
+    barrier()
+    if rank() == 0:
         for name in (FEATURES, CELLS):
             shutil.rmtree(results / name, ignore_errors=True)
-    return bring_forward(results, pipeline) if _rank() == 0 and (results / "results.json").is_file() else None
+    return bring_forward(results, pipeline) if rank() == 0 and (results / "results.json").is_file() else None
 
 
 def measure_corruptions(runs: Sequence[tuple[Path, PipelineConfig]], *, device: torch.device) -> None:
@@ -200,7 +197,7 @@ class _Evaluator:
         method = build_method(training.method, seed=training.seed).to(self.device)
         models = {network: method.teacher if network == "teacher" else method.student for network in networks}
         store = CheckpointStore(self.folder / "checkpoints")
-        for step in store.steps()[_rank() :: _world_size()]:
+        for step in store.steps()[rank() :: world_size()]:
             method.load_state_dict(read_checkpoint(store.path(step))["method"])
             yield step, models
 
@@ -219,7 +216,7 @@ class _Evaluator:
         entries = []
         for network, result in results.items():
             outcomes = f"imagenet-c-{network}.npz"
-            if _rank() == 0:
+            if rank() == 0:
                 self.results.mkdir(parents=True, exist_ok=True)
                 result.save_outcomes(self.results / outcomes)
             entries.append(result.results_entry(network=network, outcomes=outcomes))  # type: ignore[arg-type]
@@ -262,14 +259,12 @@ def settings_of(evaluation: str, pipeline: PipelineConfig) -> str:
 
 def is_done(results: Path, evaluation: str, network: str, settings: str) -> bool:
     """Whether results.json holds this evaluation; rank 0 looks and tells the others, who must not disagree."""
-    done = [False]
-    if _rank() == 0 and (results / "results.json").is_file():
+    done = False
+    if rank() == 0 and (results / "results.json").is_file():
         wanted = (evaluation, network, settings)
         entries = read_results(results).entries
-        done = [any((e["evaluation"], e["network"], e.get("settings")) == wanted for e in entries)]
-    if dist.is_initialized():
-        dist.broadcast_object_list(done, src=0)
-    return done[0]
+        done = any((e["evaluation"], e["network"], e.get("settings")) == wanted for e in entries)
+    return bool(broadcast_object(done))
 
 
 def is_evaluated(results: Path, pipeline: PipelineConfig) -> bool:
@@ -294,7 +289,7 @@ def bring_forward(results: Path, pipeline: PipelineConfig) -> RunResults:
 
 def write_entries(results: Path, entries: Entries, settings: str) -> None:
     """Add entries to results.json, on rank 0."""
-    if _rank() == 0:
+    if rank() == 0:
         results.mkdir(parents=True, exist_ok=True)
         add_entries(results, [{**entry, "settings": settings} for entry in entries], run=results.name)
 
@@ -315,20 +310,3 @@ def measure_of(pipeline: PipelineConfig, metric: str) -> Callable[[nn.Module], d
         return {metric: result.top1(config.knn.ks[0], config.knn.temperatures[0])}
 
     return measure
-
-
-def gather(records: list[CheckpointAccuracy]) -> list[CheckpointAccuracy]:
-    """The records of all ranks, on every rank."""
-    if not dist.is_initialized():
-        return records
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, records)
-    return [record for part in gathered for record in part]
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1

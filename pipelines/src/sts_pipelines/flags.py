@@ -2,9 +2,11 @@
 
 import ast
 import copy
+import dataclasses
 import functools
 import inspect
 import textwrap
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -86,9 +88,6 @@ def _text(line: ast.Expr) -> str:
 
 
 def _flattened_docs(cls: type) -> dict[str, str]:
-    import dataclasses
-    import typing
-
     docs: dict[str, str] = {}
     for field in dataclasses.fields(cls):
         if field.metadata.get("flatten"):

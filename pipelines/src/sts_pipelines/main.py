@@ -7,9 +7,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
-from sts_pipelines.verbs import VERBS, Verb
+from sts_pipelines.verbs import VERBS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,17 +30,17 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     )
     choices = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     by_name: dict[str, argparse.ArgumentParser] = {}
-    for verb in VERBS:
-        summary = (verb.module.__doc__ or "").splitlines()[0].partition(": ")[2]
-        by_name[verb.name] = choices.add_parser(
-            verb.name,
+    for name, verb in VERBS.items():
+        summary = (verb.__doc__ or "").splitlines()[0].partition(": ")[2]
+        by_name[name] = choices.add_parser(
+            name,
             help=summary,
-            description=verb.module.__doc__,
-            epilog=f"examples:\n{verb.module.EXAMPLES}",
+            description=verb.__doc__,
+            epilog=f"examples:\n{verb.EXAMPLES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        verb.module.add_arguments(by_name[verb.name])
+        verb.add_arguments(by_name[name])
     return parser, by_name
 
 
@@ -67,20 +68,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if argv is None else argv)
     parser, by_name = build_parser()
     overrides: list[str] = []
-    verb = next((verb for verb in VERBS if tokens and verb.name == tokens[0]), None)
-    if verb is not None and verb.module.TAKES_OVERRIDES:
-        own, overrides = split_overrides(tokens[1:], by_name[verb.name])
+    if tokens and tokens[0] in VERBS and VERBS[tokens[0]].TAKES_OVERRIDES:
+        own, overrides = split_overrides(tokens[1:], by_name[tokens[0]])
         tokens = [tokens[0], *own]
     try:
         arguments = parser.parse_args(tokens)
     except SystemExit as finished:  # argparse leaves this way after --help and after an error
         return int(finished.code or 0)
-    return _run(next(verb for verb in VERBS if verb.name == arguments.verb), arguments, overrides)
+    return _run(VERBS[arguments.verb], arguments, overrides)
 
 
-def _run(verb: Verb, arguments: argparse.Namespace, overrides: list[str]) -> int:
+def _run(verb: ModuleType, arguments: argparse.Namespace, overrides: list[str]) -> int:
     try:
-        return int(verb.module.run(arguments, overrides))
+        return int(verb.run(arguments, overrides))
     except KeyboardInterrupt:
         print("sts: stopped; the same command continues from the newest checkpoint", file=sys.stderr)
         return 130

@@ -12,7 +12,7 @@ from sts_eval import FeatureConfig, LinearProbeConfig, NeighboursConfig
 from sts_eval.detection import DetectionConfig
 from sts_methods.resume import OPERATIONAL
 from sts_methods.training import TrainingConfig
-from sts_pipelines.schema import digest, to_dict
+from sts_pipelines.schema import digest, kind_of, to_dict
 from sts_pipelines.storage import local_folder
 
 Evaluation = Literal["linear", "knn", "few-labels", "imagenet-c", "voc"]
@@ -297,6 +297,4 @@ def base_of(recipe: Recipe) -> PipelineConfig:
 
 def plain_of(recipe: Any) -> dict[str, Any]:
     """The plain form of a recipe with its kind, as files hold it."""
-    from sts_pipelines.schema import kind_of
-
     return {"kind": kind_of(type(recipe))} | to_dict(recipe)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from sts_eval import (
@@ -26,9 +25,10 @@ from sts_eval import (
     merge_cells,
 )
 from sts_eval.corruption_results import Cell
+from sts_eval.parallel import gather, rank, world_size
 from sts_eval.results import write_atomically
 from sts_methods.data import DataConfig
-from sts_methods.datasets import IMAGENET_STATISTICS, STATISTICS, ImageArrays, open_source
+from sts_methods.datasets import ImageArrays, open_source, statistics_of
 from sts_pipelines.pipeline import EvaluationConfig
 
 
@@ -64,12 +64,7 @@ def corruption_results(
     The folder `keep` holds the cells that are done: a killed evaluation goes on with the next.
     """
     cells = measure_cells({keep: models}, data, config, classes=classes, device=device)
-    mine = [_read_cell(_file_of(keep, cell)) for cell in cells]
-    parts = [mine]
-    if dist.is_initialized():
-        parts = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(parts, mine)
-    return merge_cells([cell for part in parts for cell in part])
+    return merge_cells(gather([_read_cell(_file_of(keep, cell)) for cell in cells]))
 
 
 def measure_cells(
@@ -85,7 +80,7 @@ def measure_cells(
     Each rank takes every n-th cell; returns those of this rank.
     """
     source = corruption_source(data, config, classes)
-    mean, std = STATISTICS.get(data.dataset, IMAGENET_STATISTICS)
+    mean, std = statistics_of(data.dataset)
     settings = CorruptionConfig(
         batch_size=config.features.batch_size,
         num_workers=config.features.num_workers,
@@ -93,8 +88,7 @@ def measure_cells(
         mean=(mean[0], mean[1], mean[2]),
         std=(std[0], std[1], std[2]),
     )
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    mine = cells_of(source)[rank::world_size]
+    mine = cells_of(source)[rank() :: world_size()]
     for cell in mine:
         missing = [folder for folder in groups if not _file_of(folder, cell).is_file()]
         names = {f"{k}/{name}": (folder, name) for k, folder in enumerate(missing) for name in groups[folder]}

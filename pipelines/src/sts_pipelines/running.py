@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sts_eval.report import write_report
 from sts_eval.results import write_atomically
 from sts_pipelines.checking import check_data, check_evaluations
 from sts_pipelines.errors import UsageError
@@ -125,7 +126,6 @@ def export_folder(folder: str, *, network: str, to: str, output: str) -> str:
 
 def report_folders(folders: Sequence[str], *, against_paper: bool = False, output: str | None = None) -> None:
     """One report of several runs."""
-    from sts_pipelines.reporting import write
-
     runs = [run for folder in folders for run in run_folders(folder, "*/config.*")]
-    print(write(runs, against_paper=against_paper, output=output or Path(folders[0]) / "report"))
+    target = Path(output) if output else Path(folders[0]) / "report"
+    print(f"report: {write_report(runs, target, against_paper=against_paper)[1]}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sts_core.errors import StsError
+from sts_methods.resume import OPERATIONAL
 from sts_pipelines.cells import Cell, cells_of
 from sts_pipelines.cluster import TRIAL_CPUS, local_resources, ray_cluster
 from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
@@ -66,7 +67,7 @@ def run_sweep(recipe: SweepConfig) -> list[Outcome]:
 def sweep_folder(recipe: SweepConfig) -> Path:
     """Named by all that the cells share, so that a larger grid finds the cells that are there."""
     training = replace(recipe.pipeline.training, bank={})
-    ignored = {*SWEEP_NAMES, *_operational()}
+    ignored = {*SWEEP_NAMES, *OPERATIONAL}
     name = f"{recipe.pipeline.name}-{digest(to_dict(training), ignore=ignored)}"
     if is_uri(recipe.pipeline.cluster.storage_path):
         raise UsageError("a sweep needs a storage path that all nodes see, not a URI: set cluster.storage-path to one")
@@ -75,12 +76,6 @@ def sweep_folder(recipe: SweepConfig) -> Path:
         if parent.is_file():
             raise UsageError(f"cluster.storage-path must be a folder, got the file {parent}: choose another")
     return folder
-
-
-def _operational() -> set[str]:
-    from sts_methods.resume import OPERATIONAL
-
-    return set(OPERATIONAL)
 
 
 def job_of(cell: Cell, pipeline: PipelineConfig, folder: Path) -> Job:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sts_core import cosine_momentum
 from sts_eval import read_results
+from sts_eval.report import write_report
 from sts_eval.results import write_atomically
 from sts_methods.metrics import MetricsLog
 from sts_methods.training import TrainingConfig
@@ -18,7 +19,6 @@ from sts_pipelines.errors import TrialError
 from sts_pipelines.evaluation import is_evaluated
 from sts_pipelines.launcher import Job
 from sts_pipelines.pipeline import PipelineConfig
-from sts_pipelines.reporting import write
 from sts_pipelines.summary import value_of
 
 # What differs between the cells of one sweep.
@@ -153,7 +153,7 @@ def write_outcomes(found: Sequence[Outcome], folder: Path, *, metric: str) -> No
     print(f"table: {folder / 'sweep.csv'}")
     runs = [folder / outcome.cell.name for outcome in found if outcome.value is not None]
     if runs:
-        print(write(runs, output=folder / "report"))
+        print(f"report: {write_report(runs, folder / 'report')[1]}")
 
 
 def _row(outcome: Outcome, metric: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,11 +68,6 @@ class Comparison:
             return None
         rounding = 0.5 * 10.0**-self.published.decimals
         return self.ours.low - rounding <= self.reference <= self.ours.high + rounding
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as plain values."""
-        judged = {"may_stand": self.may_stand, "difference": self.difference, "agrees": self.agrees}
-        return asdict(self) | {"published": asdict(self.published) | {"value": self.published.value}} | judged
 
     def __str__(self) -> str:
         place = f"{self.published.table} / {self.published.row} / {self.published.column}"

@@ -1,4 +1,4 @@
-"""Readers of released corruption benchmarks: the folders of ImageNet-C and the arrays of CIFAR-10-C.
+"""Reader of ImageNet-C as released: folders of images by corruption, severity and class.
 
 A source offers cells, one per (corruption, severity); a cell is a map-style dataset of (uint8 image [H, W, 3], label).
 Sources hold names and labels only, so they travel to other processes; each is checked as a whole before the first

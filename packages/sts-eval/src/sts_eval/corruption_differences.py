@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +19,6 @@ class Difference:
     low: float | None
     high: float | None
 
-    def to_json(self) -> dict[str, float | None]:
-        return {"value": self.value, "low": self.low, "high": self.high}
-
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptionDifference:
@@ -38,16 +34,6 @@ class CorruptionDifference:
     """Per severity, over the main corruptions."""
     confidence: float
     """Coverage of the intervals."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "first": self.first,
-            "second": self.second,
-            "mean": self.mean.to_json(),
-            "corruptions": {name: value.to_json() for name, value in self.corruptions.items()},
-            "severities": {str(severity): value.to_json() for severity, value in self.severities.items()},
-            "confidence": self.confidence,
-        }
 
 
 def paired_bootstrap(

@@ -24,10 +24,8 @@ from sts_eval.corruption_results import Cell, CorruptionResult, Outcomes
 from sts_eval.corruption_tables import ALL_CORRUPTIONS
 from sts_eval.errors import DataError
 from sts_eval.features import FeatureConfig
+from sts_eval.images import IMAGENET_MEAN, IMAGENET_STD
 from sts_eval.untouched import untouched
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)  # ImageNet-C/test.py
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ epochs, in weights (left) and in outputs (right), without smoothing, with TMA (m
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -49,10 +49,6 @@ class DriftCurve:
         middle, level = sum(xs) / len(xs), sum(ys) / len(ys)
         spread = sum((x - middle) ** 2 for x in xs)
         return sum((x - middle) * (y - level) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as plain values."""
-        return asdict(self)
 
     def entries(self) -> list[dict[str, Any]]:
         """The rows for results.json, two per epoch."""

@@ -1,7 +1,7 @@
 """Classification with few labels (FixMatch): teacher and student over the checkpoints given, last, best and median."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -43,10 +43,6 @@ class FewLabelsResult:
     num_in_median: int
     num_checkpoints: int
     """How many checkpoints were looked at, for `best` as for the rest."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as plain values."""
-        return asdict(self)
 
     def entries(self) -> list[dict[str, Any]]:
         """The rows for results.json."""

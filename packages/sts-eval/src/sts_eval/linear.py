@@ -61,17 +61,6 @@ class LinearProbeResult:
         """Accuracy of the chosen classifier at its best evaluated epoch, by k."""
         return self.heads[self.chosen].best
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the classifier, as plain values."""
-        return {
-            "heads": [asdict(head) for head in self.heads],
-            "chosen": self.chosen,
-            "selected_on": self.selected_on,
-            "config": asdict(self.config),
-            "num_train": self.num_train,
-            "num_test": self.num_test,
-        }
-
     def entries(self, network: str) -> list[dict[str, Any]]:
         """The rows for results.json."""
         head = self.heads[self.chosen]

@@ -1,6 +1,6 @@
 """k-nearest-neighbour evaluation with a similarity-weighted vote, in memory that does not grow with the bank."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -55,12 +55,6 @@ class NeighboursResult:
     def top1(self, k: int, temperature: float) -> float:
         """Top-1 of one vote."""
         return self.accuracies[k, temperature][1]
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as plain values."""
-        votes = [{"k": k, "temperature": t, "top": top} for (k, t), top in self.accuracies.items()]
-        sizes = {"num_train": self.num_train, "num_test": self.num_test}
-        return {"accuracies": votes, "config": asdict(self.config), **sizes}
 
     def entries(self, network: str) -> list[dict[str, Any]]:
         """The rows for results.json; nothing is trained, so last is all there is."""

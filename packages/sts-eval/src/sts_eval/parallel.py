@@ -3,11 +3,14 @@
 Whoever launches the processes (Ray Train, torchrun) initialises `torch.distributed`; nothing here does.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def is_parallel() -> bool:
@@ -53,6 +56,15 @@ def broadcast_object(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def gather(mine: Sequence[T]) -> list[T]:
+    """The items of all processes, rank after rank, on every rank."""
+    if not is_parallel():
+        return list(mine)
+    parts: list[Any] = [None] * world_size()
+    dist.all_gather_object(parts, list(mine))
+    return [item for part in parts for item in part]
 
 
 class _Sum(torch.autograd.Function):

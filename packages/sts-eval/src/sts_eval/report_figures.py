@@ -1,4 +1,4 @@
-"""The sections of a report that are drawn: the p x m plane, drift, ImageNet-C and training curves."""
+"""The sections of a report that are drawn: the p x m plane, drift and training curves."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean

@@ -1,4 +1,4 @@
-"""The sections of a report that are tables: runs, results, the paper beside them, costs, config differences."""
+"""The sections of a report that are tables: runs, results, costs, config differences."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median

@@ -14,7 +14,7 @@ Stem = Literal["imagenet", "cifar"]
 _WIDE_RESNET = re.compile(r"wrn_(\d+)_(\d+)")
 
 
-def build_backbone(name: str, *, stem: Stem = "imagenet", pretrained: bool = False) -> nn.Module:
+def build_backbone(name: str, *, stem: Stem = "imagenet") -> nn.Module:
     """A network from images [N, 3, H, W] to pooled features [N, num_features], with attribute `num_features`.
 
     `name` is one of timm's or `wrn_<depth>_<width>`. The CIFAR stem, a 3x3 convolution of stride 1 and no max-pool,
@@ -24,10 +24,10 @@ def build_backbone(name: str, *, stem: Stem = "imagenet", pretrained: bool = Fal
         raise ConfigError(f'stem must be "imagenet" or "cifar", got {stem!r}: choose one of these')
     wide = _WIDE_RESNET.fullmatch(name)
     if wide:
-        return _wide_resnet(int(wide[1]), int(wide[2]), stem=stem, pretrained=pretrained)
-    network = _from_timm(name, pretrained=pretrained)
+        return _wide_resnet(int(wide[1]), int(wide[2]), stem=stem)
+    network = _from_timm(name)
     if stem == "cifar":
-        _use_cifar_stem_(network, name, pretrained=pretrained)
+        _use_cifar_stem_(network, name)
     return network
 
 
@@ -57,16 +57,13 @@ def features(backbone: nn.Module, images: Tensor) -> Tensor:
     return made
 
 
-def _wide_resnet(depth: int, width: int, *, stem: Stem, pretrained: bool) -> WideResNet:
-    if stem != "cifar" or pretrained:
-        raise ConfigError(
-            f"wrn_{depth}_{width} is trained from scratch on small images, got stem={stem!r}, pretrained={pretrained}: "
-            'use stem="cifar" and pretrained=False'
-        )
+def _wide_resnet(depth: int, width: int, *, stem: Stem) -> WideResNet:
+    if stem != "cifar":
+        raise ConfigError(f'wrn_{depth}_{width} is made for small images, got stem={stem!r}: use stem="cifar"')
     return WideResNet(depth=depth, width=width)
 
 
-def _from_timm(name: str, *, pretrained: bool) -> nn.Module:
+def _from_timm(name: str) -> nn.Module:
     import timm  # takes seconds: those who only read configs do not wait for it
 
     if not timm.is_model(name):
@@ -80,20 +77,20 @@ def _from_timm(name: str, *, pretrained: bool) -> nn.Module:
     if timm.models.is_model_in_modules(name, ["vision_transformer"]):
         # Multi-crop feeds two sizes of image to one network, so the position embeddings must resize.
         options["dynamic_img_size"] = True
-    network: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+    network: nn.Module = timm.create_model(name, num_classes=0, **options)
     # In some networks a pre-classifier layer follows the pooling and stays when the classifier goes.
     width = int(getattr(network, "head_hidden_size", None) or num_features(network))
     setattr(network, "num_features", width)  # noqa: B010 - the type checker sees Tensor | Module behind the dot
     return network
 
 
-def _use_cifar_stem_(network: nn.Module, name: str, *, pretrained: bool) -> None:
+def _use_cifar_stem_(network: nn.Module, name: str) -> None:
     from timm.models.resnet import ResNet
 
-    if not isinstance(network, ResNet) or pretrained:
+    if not isinstance(network, ResNet):
         raise ConfigError(
-            f'stem="cifar" replaces the first layers of a ResNet that is trained from scratch, got {name!r} with '
-            f'pretrained={pretrained}: use a timm ResNet, a wrn_<depth>_<width> or stem="imagenet"'
+            f'stem="cifar" replaces the first layers of a ResNet, got {name!r}: use a timm ResNet, a '
+            f'wrn_<depth>_<width> or stem="imagenet"'
         )
     conv = nn.Conv2d(3, network.bn1.num_features, kernel_size=3, stride=1, padding=1, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")

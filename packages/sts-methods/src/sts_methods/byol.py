@@ -12,7 +12,7 @@ from sts_methods.batch_norm import use_cross_rank_batch_norm
 from sts_methods.checks import check_positive
 from sts_methods.health import health_metrics
 from sts_methods.losses import cosine_distance
-from sts_methods.method import Batch, Network, StepResult, StudentTeacherMethod
+from sts_methods.method import Batch, StepResult, StudentTeacherMethod
 from sts_methods.networks import Encoder, initialised_from, norm_mlp
 
 
@@ -87,6 +87,3 @@ class Byol(StudentTeacherMethod):
             return self.student.predictor(z1), self.student.predictor(z2)
         q1, q2 = self.student.predictor(torch.cat([z1, z2])).chunk(2)
         return q1, q2
-
-    def backbone(self, network: Network) -> nn.Module:
-        return (self.teacher if network == "teacher" else self.student).backbone

@@ -16,7 +16,7 @@ from sts_methods.checks import check_not_negative, check_positive
 from sts_methods.distributed import sum_over_ranks, world_size
 from sts_methods.health import health_metrics
 from sts_methods.losses import cross_view_entropy, full_precision
-from sts_methods.method import Batch, Network, StepResult, StudentTeacherMethod
+from sts_methods.method import Batch, StepResult, StudentTeacherMethod
 from sts_methods.networks import Encoder, initialised_from
 
 NUM_GLOBAL_VIEWS = 2
@@ -152,9 +152,6 @@ class Dino(StudentTeacherMethod):
         mean = sum_over_ranks(scores.mean(dim=0)) / world_size()
         self.center.lerp_(mean, 1.0 - self.config.center_momentum)
         return targets
-
-    def backbone(self, network: Network) -> nn.Module:
-        return (self.teacher if network == "teacher" else self.student).backbone
 
 
 def teacher_temperature(step: int, config: DinoConfig) -> float:

@@ -5,7 +5,7 @@ from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from sts_core import Buffers, make_teacher
 from sts_core.errors import ConfigError
@@ -14,7 +14,7 @@ from sts_methods.batch_norm import use_cross_rank_batch_norm
 from sts_methods.checks import check_not_negative, check_positive
 from sts_methods.health import health_metrics, relative_weight_distance
 from sts_methods.losses import pseudo_label_loss
-from sts_methods.method import Batch, Network, StepResult, StudentTeacherMethod
+from sts_methods.method import Batch, StepResult, StudentTeacherMethod
 from sts_methods.networks import Encoder, initialised_from, linear_classifier
 
 
@@ -94,6 +94,3 @@ class FixMatch(StudentTeacherMethod):
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:
         return self.teacher(images)  # type: ignore[no-any-return]
-
-    def backbone(self, network: Network) -> nn.Module:
-        return (self.teacher if network == "teacher" else self.student).backbone

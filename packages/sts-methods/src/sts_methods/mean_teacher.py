@@ -6,7 +6,6 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from sts_core import make_teacher
 from sts_methods.backbones import Stem, build_backbone, num_features
@@ -14,7 +13,7 @@ from sts_methods.batch_norm import use_cross_rank_batch_norm
 from sts_methods.checks import check_not_negative, check_positive
 from sts_methods.health import health_metrics
 from sts_methods.losses import softmax_mse
-from sts_methods.method import Batch, Network, StepResult, StudentTeacherMethod
+from sts_methods.method import Batch, StepResult, StudentTeacherMethod
 from sts_methods.networks import Encoder, initialised_from, linear_classifier
 
 
@@ -75,9 +74,6 @@ class MeanTeacher(StudentTeacherMethod):
             **health_metrics(features[num_labelled:], teacher_features),
         }
         return StepResult(supervised + weight * consistency, metrics)
-
-    def backbone(self, network: Network) -> nn.Module:
-        return (self.teacher if network == "teacher" else self.student).backbone
 
 
 def consistency_weight(step: int, config: MeanTeacherConfig) -> float:

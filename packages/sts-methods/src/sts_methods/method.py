@@ -61,4 +61,5 @@ class StudentTeacherMethod(nn.Module):
 
     def backbone(self, network: Network) -> nn.Module:
         """The feature extractor of the teacher or the student, without the method's heads."""
-        raise NotImplementedError
+        module: nn.Module = (self.teacher if network == "teacher" else self.student).get_submodule("backbone")
+        return module

@@ -15,7 +15,7 @@ from sts_methods.distributed import gather_batch, rank, world_size
 from sts_methods.draws import permutation
 from sts_methods.health import health_metrics
 from sts_methods.losses import info_nce
-from sts_methods.method import Batch, Network, StepResult, StudentTeacherMethod
+from sts_methods.method import Batch, StepResult, StudentTeacherMethod
 from sts_methods.networks import Encoder, initialised_from
 
 SHUFFLE_STREAM = 8  # keeps the shuffling apart from the draws of the data (see draws.py)
@@ -100,9 +100,6 @@ class MoCo(StudentTeacherMethod):
         offsets = torch.arange(max(0, num - size), num, device=keys.device)
         self.queue.index_copy_(0, (self.queue_position + offsets) % size, keys[offsets])
         self.queue_position.add_(num).remainder_(size)
-
-    def backbone(self, network: Network) -> nn.Module:
-        return (self.teacher if network == "teacher" else self.student).backbone
 
 
 def shuffle_order(num: int, *, seed: int, step: int) -> Tensor:

@@ -27,11 +27,6 @@ def step_decay(step: float, milestones: Sequence[float], *, factor: float) -> fl
     return factor ** sum(step >= milestone for milestone in milestones)
 
 
-def constant(step: float, total_steps: float) -> float:
-    """1 at every step."""
-    return 1.0
-
-
 def linear_warmup(step: float, warmup_steps: float, *, start: float = 0.0) -> float:
     """start + (1 - start)·k/W while k < W, then 1."""
     if step >= warmup_steps:
@@ -67,5 +62,5 @@ def learning_rate_factor(
         case "step":
             return step_decay(step, milestones, factor=decay)
         case "constant":
-            return constant(elapsed, remaining)
+            return 1.0
     raise ConfigError(f"schedule must be cosine, cosine_7_16, step or constant, got {schedule!r}: choose one of these")

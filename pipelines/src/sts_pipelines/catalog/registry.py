@@ -1,5 +1,6 @@
 """Names of pipelines. Nothing here, and nothing at the top of a catalog file, imports torch: `sts list` is instant."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -30,7 +31,7 @@ class Entry:
     @property
     def description(self) -> str:
         """The docstring: command, hardware, hours, expected result."""
-        return (self.build.__doc__ or "").strip()
+        return inspect.cleandoc(self.build.__doc__ or "")
 
 
 CATALOG: dict[str, Entry] = {}

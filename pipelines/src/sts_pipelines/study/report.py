@@ -17,7 +17,7 @@ COMMAND = "sts study small --output pipelines/results/small --processes 2 --cifa
 
 
 def write_study_report(study: Study, records: Mapping[str, Record], output: Path) -> str:
-    """README.md, findings.json and figures in `output`; a sentence on what was written."""
+    """README.md and figures in `output`; a sentence on what was written."""
     outcomes = Outcomes(study, records)
     found = claims.findings(outcomes)
     figures = write_figures(outcomes, found, output)

@@ -7,7 +7,7 @@ on a simulated machine with 8 GPUs: a mistake costs seconds and not a night. Not
 import argparse
 
 EXAMPLES = """  sts check byol-imagenet-200ep-sts
-  sts check moco-imagenet-200ep-sts --global-batch-size 512 --cluster.num-workers 16
+  sts check moco-imagenet-200ep-sts --global-batch-size 512 --cluster.num-workers 4
   sts check mine.yaml --no-placement"""
 TAKES_OVERRIDES = True
 

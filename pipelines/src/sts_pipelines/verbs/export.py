@@ -3,7 +3,7 @@
 import argparse
 
 EXAMPLES = """  sts export runs/byol-imagenet-200ep-sts-1a2b3c4d --to timm --output resnet50.safetensors
-  sts export runs/moco-imagenet-200ep-tma-1a2b3c4d --to detectron2 --network student --output moco.pkl"""
+  sts export runs/moco-imagenet-200ep-tma-1a2b3c4d --to detectron2 --network student --output moco.pth"""
 TAKES_OVERRIDES = False
 
 

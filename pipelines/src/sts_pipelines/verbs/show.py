@@ -1,6 +1,7 @@
 """sts show: the complete config of a pipeline as YAML, with overrides applied.
 
-What it prints can be saved, edited and given back: `sts run mine.yaml`. With --flags it lists every override instead.
+Comments at its top give the command, the hardware, the hours and the result to expect. What it prints can be saved,
+edited and given back: `sts run mine.yaml`. With --flags it lists every override instead.
 """
 
 import argparse
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from sts_pipelines.catalog import CATALOG
     from sts_pipelines.flags import describe_flags
     from sts_pipelines.pipeline import plain_of
     from sts_pipelines.resolve import resolve
@@ -27,5 +29,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     if arguments.flags:
         print(describe_flags(type(recipe), to_dict(recipe)))
     else:
+        if arguments.pipeline in CATALOG:
+            for line in CATALOG[arguments.pipeline].description.splitlines():
+                print(f"# {line}".rstrip())
         print(write_yaml(plain_of(recipe)), end="")
     return 0

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from sts_eval.detection.backends import build_detector, require_backend, versions
@@ -20,7 +19,7 @@ from sts_eval.detection.resnet import ResNetShape, infer_shape
 from sts_eval.detection.samples import TestSamples, TrainingVisits
 from sts_eval.detection.training import DetectionTraining, Metrics
 from sts_eval.detection.voc import VocSplit, read_voc_split
-from sts_eval.parallel import is_parallel, rank, world_size
+from sts_eval.parallel import gather, rank, world_size
 from sts_eval.results import write_atomically
 from sts_eval.source import Backbone, load_source
 
@@ -136,11 +135,7 @@ def score_detector(detector: Detector, split: VocSplit, config: DetectionConfig)
     for samples in TestSamples(split.images, config).of_this_worker():
         mine.extend(detector(samples))
     detector.train(was_training)
-    parts = [mine]
-    if is_parallel():
-        parts = [[] for _ in range(world_size())]
-        dist.all_gather_object(parts, mine)
-    return evaluate_voc(split, [entry for part in parts for entry in part])
+    return evaluate_voc(split, gather(mine))
 
 
 def reasons_against_comparison(
