@@ -5,9 +5,10 @@
     ci/bench step --quick          lightly and ours only, printed; --only and --batch-size are for a look, too
 
 Same backbone, weights, images, learning rate and thread count; lightly's network is built from its heads, its loss, its
-memory bank and its momentum update, as in its tutorials, and trained by torch's SGD as it comes. Steps of all variants
-take turns, and CPU time is compared: only ratios within one run mean anything. The losses of both sides are compared
-first, so that equal work is timed. torch.compile needs a C++ compiler and minutes to warm up, which do not count.
+memory bank and its momentum update, as in its tutorials, and trained by torch's SGD as it comes; a second row has it in
+the memory layout that ours prefers. Steps of all variants take turns, and CPU time is compared: only ratios within one
+run mean anything. The losses of both sides are compared first, so that equal work is timed. torch.compile needs a C++
+compiler and minutes to warm up, which do not count.
 """
 
 import argparse
@@ -121,9 +122,13 @@ class LightlyMoCo(nn.Module):
         return loss
 
 
-def lightly_step(case: Case, method: str, images: tuple[Tensor, Tensor]) -> tuple[nn.Module, Step]:
+def lightly_step(
+    case: Case, method: str, images: tuple[Tensor, Tensor], layout: torch.memory_format
+) -> tuple[nn.Module, Step]:
     with initialised_from(0):
         model = LightlyByol(case) if method == "byol" else LightlyMoCo(case)
+    model.to(memory_format=layout)  # type: ignore[call-overload]
+    images = (images[0].contiguous(memory_format=layout), images[1].contiguous(memory_format=layout))
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
 
@@ -226,8 +231,10 @@ def compare(case: Case, method: str, *, rounds: int, quick: bool) -> list[str]:
     generator = torch.Generator().manual_seed(0)
     shape = (case.batch_size, 3, case.image_size, case.image_size)
     images = (torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
-    reference, theirs = lightly_step(case, method, images)
+    reference, theirs = lightly_step(case, method, images, torch.contiguous_format)
     steps: dict[str, Step] = {"lightly": theirs}
+    if not quick:
+        steps["lightly, channels_last"] = lightly_step(case, method, images, torch.channels_last)[1]
     for name, options in variants(method, quick=quick):
         steps[name] = our_step(case, method, images, reference, **options)
     first = {name: step() for name, step in steps.items() if name in ("lightly", "ours")}
