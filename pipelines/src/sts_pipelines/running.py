@@ -8,7 +8,7 @@ from pathlib import Path
 from sts_eval.report import write_report
 from sts_eval.results import write_atomically
 from sts_pipelines.checking import check_data, check_evaluations
-from sts_pipelines.errors import UsageError
+from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.evaluation import evaluate_run
 from sts_pipelines.flags import apply_flags
 from sts_pipelines.launcher import Job, launch, share_corruptions
@@ -23,7 +23,17 @@ def run_recipe(recipe: PipelineConfig | ComparisonConfig) -> None:
     """Train, evaluate, print one table and write the report."""
     prepare(recipe, recipe.folder)
     jobs = jobs_of(recipe)
-    launch(jobs, name=recipe.run_name, folder=recipe.folder)
+    try:
+        launch(jobs, name=recipe.run_name, folder=recipe.folder)
+    except RunError:  # what the other variants have found is still wanted
+        _tell(recipe, [job for job in jobs if (job.folder / "results.json").is_file()])
+        raise
+    _tell(recipe, jobs)
+
+
+def _tell(recipe: PipelineConfig | ComparisonConfig, jobs: Sequence[Job]) -> None:
+    if not jobs:
+        return
     print_table({job.label: job.folder for job in jobs})
     report_folders([str(job.folder) for job in jobs], output=str(recipe.folder / "report"))
     mirror = mirror_of(jobs[0].pipeline.cluster.storage_path, recipe.folder)
