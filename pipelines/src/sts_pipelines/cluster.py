@@ -37,6 +37,8 @@ def prepare_environment(*, local: bool) -> None:
         "RAY_CHDIR_TO_TRIAL_DIR": "0",
         # The older console of Tune is the one that can be silenced; sweeps print lines of their own.
         "RAY_AIR_NEW_OUTPUT": "0",
+        # Tune would answer Ctrl-C by ending as if all had been done.
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
     }
     if local:
         settings |= {
