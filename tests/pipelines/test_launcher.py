@@ -200,6 +200,30 @@ def test_evaluate_adds_what_is_missing_and_refuses_to_change_the_training(tiny: 
         evaluate_folders([str(folder)], ["--smoothing.momentum", "0.1"])
 
 
+def test_two_evaluations_of_one_run_are_kept_apart(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = tiny("byol-digits-tma", steps=1)
+    folder = run(replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=())))
+    monkeypatch.setattr(launcher, "run_lock", lambda folder: run_lock(folder, patience_seconds=0.3))
+    with run_lock(folder), pytest.raises(UsageError, match="is being written to by another run: wait for it"):
+        evaluate_folders([str(folder)], ["--evaluation.after-training", "knn"])
+    assert not (folder / "results.json").exists()
+
+
+@pytest.mark.parametrize("flag", ["--cluster.num-workers", "--cluster.num_workers"])
+def test_an_evaluation_is_done_by_workers_where_they_are_asked_for(
+    flag: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run(tiny("byol-digits-tma", steps=1))
+    workers: list[int] = []
+    monkeypatch.setattr(
+        "sts_pipelines.running.launch", lambda jobs, **_: workers.append(jobs[0].pipeline.cluster.num_workers)
+    )
+    evaluate_folders([str(folder)], [flag, "2"])
+    evaluate_folders([str(folder)], [f"{flag}=1"])
+    evaluate_folders([str(folder)], [])
+    assert workers == [2, 1, 0]
+
+
 def test_a_killed_evaluation_goes_on_with_the_features_it_had(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = tiny("byol-digits-tma", steps=1)
     pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))

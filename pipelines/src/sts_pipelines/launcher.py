@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 
 from sts_core.errors import StsError
+from sts_eval.parallel import rank
 from sts_eval.results import write_atomically
 from sts_methods.checkpoint import CheckpointStore
+from sts_methods.runtime import default_device
 from sts_methods.training import fit
 from sts_pipelines.bank_evaluation import evaluate_bank
 from sts_pipelines.cluster import ray_cluster
@@ -67,8 +69,10 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
     Called again after any interruption it goes on where the newest checkpoints are; finished jobs return at once.
     """
     cluster = jobs[0].pipeline.cluster
-    check_installed(jobs[0].pipeline.tracking)
+    if jobs[0].train:
+        check_installed(jobs[0].pipeline.tracking)
     if cluster.num_workers == 0:
+        share_corruptions(jobs, device=default_device())
         _raise_failed([failed for job in jobs for failed in attempt([job], _train_in_process)], jobs)
         return
     if all(_is_complete(job) for job in jobs):  # not worth the start of a cluster
@@ -154,7 +158,10 @@ def share_corruptions(jobs: Sequence[Job], *, device: torch.device) -> None:
     """Where several finished runs are evaluated on ImageNet-C, each image is shown to all of them at once."""
     several = len(jobs) > 1 and not any(job.train or is_uri(job.pipeline.cluster.storage_path) for job in jobs)
     if several and all("imagenet-c" in job.pipeline.evaluation.after_training for job in jobs):
-        measure_corruptions([(job.folder, job.pipeline) for job in jobs], device=device)
+        with contextlib.ExitStack() as locks:
+            for folder in sorted({job.folder for job in jobs}) if rank() == 0 else ():
+                locks.enter_context(run_lock(folder))
+            measure_corruptions([(job.folder, job.pipeline) for job in jobs], device=device)
 
 
 def write_config(job: Job) -> None:
