@@ -99,7 +99,8 @@ def test_gpus_that_a_machine_does_not_have_are_not_waited_for(
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
     assert main(["run", "byol-imagenet-200ep-sts", "--data.root", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("sts: 8 workers need a GPU each, but this machine has 2: ")
