@@ -96,6 +96,7 @@ def test_an_interrupted_and_a_killed_sweep_finish_only_what_is_missing(tmp_path:
 
     driver = start_and_wait_for("finished.json", 1)
     below = processes_below(driver.pid)
+    assert listening({driver.pid, *below}) <= {"0100007F", f"{0:024}01000000"}  # 127.0.0.1 and ::1
     os.killpg(driver.pid, signal.SIGINT)
     assert driver.wait() == 130, errors.read_text()[-2000:]
     assert errors.read_text().endswith("sts: stopped; the same command continues from the newest checkpoint\n")
@@ -118,6 +119,23 @@ def test_an_interrupted_and_a_killed_sweep_finish_only_what_is_missing(tmp_path:
     assert len(list(folder.glob("*/finished.json"))) == 4
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (folder / "sweep.csv").read_text().count("\n") == 5
+
+
+def listening(processes: set[int]) -> set[str]:
+    """The addresses at which any of `processes` takes connections, as the kernel writes them."""
+    inodes = set()
+    for pid in processes:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):  # it ended while we looked
+                inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:  # TCP_LISTEN
+                found.add(fields[1].partition(":")[0])
+    assert found
+    return found
 
 
 def is_running(pid: int) -> bool:

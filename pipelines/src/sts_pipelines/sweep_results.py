@@ -20,6 +20,7 @@ from sts_pipelines.evaluation import is_evaluated
 from sts_pipelines.launcher import Failed, Job
 from sts_pipelines.pipeline import PipelineConfig
 from sts_pipelines.summary import value_of
+from sts_pipelines.text_table import text_table
 
 # What differs between the cells of one sweep.
 SWEEP_NAMES = ("smoothing.momentum", "smoothing.preserve_probability", "smoothing.granularity")
@@ -154,7 +155,7 @@ def write_outcomes(found: Sequence[Outcome], folder: Path, *, metric: str) -> No
     writer.writeheader()
     writer.writerows(rows)
     write_atomically(folder / "sweep.csv", text.getvalue())
-    print(_table(rows))
+    print(text_table(rows, {column: column for column in rows[0]}))
     print(f"table: {folder / 'sweep.csv'}")
     runs = [folder / outcome.cell.name for outcome in found if outcome.value is not None]
     if runs:
@@ -174,10 +175,3 @@ def _row(outcome: Outcome, metric: str) -> dict[str, str]:
         "images_per_second": "" if outcome.images_per_second is None else f"{outcome.images_per_second:.0f}",
         "note": outcome.error or (f"stopped at step {outcome.stopped_at}" if outcome.stopped_at is not None else ""),
     }
-
-
-def _table(rows: Sequence[dict[str, str]]) -> str:
-    columns = list(rows[0])
-    lines = [{column: column for column in columns}, *rows]
-    widths = {column: max(len(line[column]) for line in lines) for column in columns}
-    return "\n".join("  ".join(line[column].ljust(widths[column]) for column in columns).rstrip() for line in lines)
