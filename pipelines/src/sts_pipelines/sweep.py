@@ -18,7 +18,7 @@ from sts_methods.resume import OPERATIONAL
 from sts_pipelines.cells import Cell, cells_of
 from sts_pipelines.cluster import TRIAL_CPUS, local_resources, ray_cluster
 from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
-from sts_pipelines.evaluation import bring_forward
+from sts_pipelines.evaluation import bring_forward, is_evaluated
 from sts_pipelines.launcher import Job, attempt, launch, train_on_ray
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, SweepConfig
 from sts_pipelines.schema import digest, to_dict
@@ -164,7 +164,8 @@ def trial_of(recipe: SweepConfig) -> Callable[[dict[str, Any]], None]:
         try:
             failed = attempt(jobs, partial(_train_with_restarts, callbacks=callbacks, measure=measure))
         except Exception as error:  # not one of ours: told at the end as well, as nobody sees a trial's traceback
-            failed = [(job, RunError(f"{type(error).__name__}: {first_line(error)}")) for job in jobs]
+            told = RunError(f"{type(error).__name__}: {first_line(error)}")
+            failed = [(job, told) for job in jobs if not is_evaluated(job.folder, job.pipeline)]
         applied = settle(jobs, failed)
         values = [outcomes(job.folder.parent, [_cell(job)], metric=metric)[0].value for job in jobs]
         tune.report({metric: max(value or 0.0 for value in values), **applied})
