@@ -59,6 +59,14 @@ def test_an_entry_tells_command_hardware_time_and_expectation(name: str) -> None
     assert entry.hardware
 
 
+@pytest.mark.parametrize("method", ["byol", "moco"])
+def test_what_failed_in_the_paper_is_expected_to_fail_and_the_rest_to_reach_its_numbers(method: str) -> None:
+    assert "Expect it to fail, as it did in the paper." in CATALOG[f"{method}-imagenet-200ep-none"].description
+    for smoothing in ("se", "tma", "sts"):
+        text = CATALOG[f"{method}-imagenet-200ep-{smoothing}"].description
+        assert re.search(r"Expect \d\d\.\d % linear top-1 of the teacher \(paper\)\.", text)
+
+
 def test_teachers_treat_buffers_as_their_methods_do() -> None:
     for name in CATALOG:
         training = base_of(CATALOG[name].build()).training

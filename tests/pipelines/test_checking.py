@@ -1,10 +1,15 @@
 """sts check: what a pipeline needs, before it costs a night."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from torch import nn
 
 from sts_core.errors import ConfigError, StsError
+from sts_methods import DinoConfig
+from sts_pipelines import checking, pretended
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.checking import check_data, check_evaluations, check_recipe
 from sts_pipelines.errors import UsageError
@@ -77,6 +82,37 @@ def test_memory_grows_with_the_bank() -> None:
     assert _memory(pipeline, method, bank=1000) != _memory(pipeline, method, bank=0)
 
 
+class OneConvolution(nn.Module):
+    """A method whose networks have 12 weights, and 4 activations per pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Conv2d(3, 4, 1, bias=False), nn.Conv2d(3, 4, 1, bias=False)
+
+    def backbone(self, network: str) -> nn.Module:
+        return self.student
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 1), ("lars", 1), ("adamw", 2)])
+def test_memory_counts_every_moment_and_every_crop(
+    optimizer: str, moments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "_gib", lambda num_bytes: f"{num_bytes} B")
+    pipeline = CATALOG["byol-imagenet-200ep-sts"].build()
+    assert isinstance(pipeline, PipelineConfig)
+    training = replace(
+        pipeline.training,
+        method=DinoConfig(),
+        data=replace(pipeline.training.data, recipe="dino", num_local_crops=8),
+        optimizer=replace(pipeline.training.optimizer, name=optimizer),  # type: ignore[arg-type]
+        precision="float32",
+    )
+    (text,) = checking._memory(replace(pipeline, training=training), OneConvolution(), bank=0)
+    fixed = 4 * (12 + 12 + moments * 12 + 12)  # weights, gradients, moments and the teacher
+    activations = 4 * 32 * 4 * (2 * 224 * 224 + 8 * 96 * 96)  # of the 32 images of each of 8 workers
+    assert f"({fixed} B weights and optimizer, {activations} B activations of 320 views)" in text
+
+
 def test_an_evaluation_that_could_not_follow_is_told_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="byol trains none: take it out of"):
         check_recipe(resolve("byol-digits-sts", ["--evaluation.after-training", "few-labels"]), placement=False)
@@ -93,8 +129,52 @@ def test_data_that_is_not_there_is_missed_before_the_workers_start(dataset: str,
     with pytest.raises(ConfigError, match="nowhere"):
         check_data(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
     check_data(resolve("byol-digits-sts", [*flags, "--cluster.address", "auto"]))  # type: ignore[arg-type]
-    (tmp_path / "nowhere" / "train").mkdir(parents=True)
+
+
+def test_an_evaluation_without_its_images_is_told_before_the_training(tmp_path: Path) -> None:
+    flags = ["--data.dataset", "imagefolder", "--data.root", str(tmp_path)]
+    (tmp_path / "train").mkdir()
+    with pytest.raises(ConfigError, match=r"needs the folder .*val, which does not exist"):
+        check_recipe(resolve("byol-digits-sts", flags), placement=False)
+    only_training = [*flags, "--evaluation.after-training", ""]
+    check_data(resolve("byol-digits-sts", only_training))  # type: ignore[arg-type]
+    (tmp_path / "test").mkdir()
     check_data(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
+
+
+def test_a_dataset_without_labels_is_refused_unless_nothing_is_evaluated_on_it(tmp_path: Path) -> None:
+    flags = ["--data.dataset", "images", "--data.root", str(tmp_path)]
+    with pytest.raises(UsageError, match=r"^linear, knn need labelled images, and dataset images has none"):
+        check_evaluations(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
+    only_training = resolve("byol-digits-sts", [*flags, "--evaluation.after-training", ""])
+    check_evaluations(only_training)  # type: ignore[arg-type]
+    check_data(only_training)  # type: ignore[arg-type]
+
+
+def test_arrays_without_labels_are_told_before_the_training(tmp_path: Path) -> None:
+    images, labels = np.zeros((4, 8, 8), dtype=np.uint8), np.arange(4)
+    path = tmp_path / "mine.npz"
+    flags = ["--data.dataset", "arrays", "--data.root", str(path)]
+    for missing, message in (("y_train", "needs labelled images"), ("x_test", "must hold the array x_test")):
+        content = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
+        del content[missing]
+        np.savez(path, **content)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=message):
+            check_data(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
+
+
+def test_cifar_needs_a_place_before_the_workers_start() -> None:
+    with pytest.raises(ConfigError, match="'cifar10' needs to know where its files are"):
+        check_data(resolve("byol-cifar10-sts"))  # type: ignore[arg-type]
+    check_data(resolve("byol-cifar10-sts", ["--data.root", "/nowhere"]))  # type: ignore[arg-type]  # may be downloaded
+
+
+@pytest.mark.parametrize(("name", "flag"), [("imagenet-c", "imagenet-c-root"), ("voc", "voc.data-root")])
+def test_a_folder_that_an_evaluation_reads_must_be_there(name: str, flag: str, tmp_path: Path) -> None:
+    flags = ["--evaluation.after-training", name, f"--evaluation.{flag}"]
+    with pytest.raises(UsageError, match=f"^{name} needs its images, and .*nowhere is not a folder: set --evaluation"):
+        check_data(resolve("byol-digits-sts", [*flags, str(tmp_path / "nowhere")]))  # type: ignore[arg-type]
+    check_data(resolve("byol-digits-sts", [*flags, str(tmp_path)]))  # type: ignore[arg-type]
 
 
 def test_an_impossible_network_is_a_mistake_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +188,21 @@ def test_workers_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UsageError, match="do not fit on a pretended machine"):
         check_recipe(resolve("byol-digits-sts", ["--cluster.cpus-per-worker", "64"]), placement=True)
     assert asked == [{"num_cpus": 96, "num_gpus": 8, "bundles": [{"CPU": 64.0}] * 2}]
+
+
+def test_the_pretended_machine_is_our_own_whatever_ray_address_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    asked: list[str] = []
+
+    def init(*, address: str, **options: object) -> None:
+        asked.append(address)
+        raise ConnectionError
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ConnectionError):
+        pretended._place({"num_cpus": 1, "num_gpus": 0, "bundles": [{"CPU": 1}]})
+    assert asked == ["local"]
 
 
 @pytest.mark.ray

@@ -44,6 +44,20 @@ def test_a_folder_of_sessions_that_is_somebody_else_s_is_refused(
         pass
 
 
+def test_a_local_cluster_is_our_own_whatever_ray_address_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    asked: list[str] = []
+
+    def init(*, address: str, **options: object) -> SimpleNamespace:
+        asked.append(address)
+        return SimpleNamespace(dashboard_url="127.0.0.1")
+
+    monkeypatch.setattr(ray, "init", init)
+    cluster._start(ClusterConfig(num_workers=1, use_gpu=False), tmp_path, num_cpus=1)
+    assert asked == ["local"]
+
+
 @pytest.mark.parametrize("address", [None, "auto"])
 def test_ctrl_c_under_ray_is_an_interrupt_as_anywhere_else(
     address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -85,7 +99,8 @@ def test_gpus_that_a_machine_does_not_have_are_not_waited_for(
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
     assert main(["run", "byol-imagenet-200ep-sts", "--data.root", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("sts: 8 workers need a GPU each, but this machine has 2: ")

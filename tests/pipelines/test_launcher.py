@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ import pytest
 import torch
 
 from sts_core import ConfigError
+from sts_core.errors import StateError
 from sts_eval import read_results
 from sts_eval.features import FrozenBackbone
 from sts_methods.checkpoint import read_checkpoint
 from sts_pipelines import launcher
 from sts_pipelines.doctor import examine
-from sts_pipelines.errors import UsageError
-from sts_pipelines.launcher import Job, launch, run_lock
+from sts_pipelines.errors import RunError, UsageError
+from sts_pipelines.launcher import Job, launch, run_lock, train_job
 from sts_pipelines.main import main
 from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig
 from sts_pipelines.running import evaluate_folders, jobs_of, run_recipe
@@ -87,6 +88,34 @@ def test_a_comparison_trains_each_variant_in_a_folder_of_its_own(tiny: Tiny) -> 
         assert (recipe.folder / name / "results.json").is_file()
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_variant_that_fails_leaves_the_others_and_is_named_at_the_end(
+    num_workers: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tiny("byol-digits-sts", num_workers=num_workers, steps=2)
+    variants = {name: replace(base.training.smoothing, momentum=m) for name, m in (("none", 0.0), ("a", 0.1), ("b", 1))}
+    recipe = ComparisonConfig(pipeline=base, variants=variants)
+    groups: list[str] = []
+
+    def one_group(jobs: Sequence[Job], **options: object) -> None:
+        groups.append("+".join(job.label for job in jobs))
+        launcher._train_in_process(jobs)
+
+    def diverging(job: Job, runtime: Any) -> None:
+        if job.label == "none":
+            raise StateError("the loss is not finite")
+        train_job(job, runtime)
+
+    monkeypatch.setattr(launcher, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(launcher, "train_on_ray", one_group)
+    monkeypatch.setattr(launcher, "train_job", diverging)
+    with pytest.raises(RunError, match=r"1 of 3 runs failed: none \(the loss is not finite\); the same command tries"):
+        run_recipe(recipe)
+    assert groups == ([] if num_workers == 0 else ["none+a+b", "none", "a", "b"])
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows if row.startswith(("none", "a ", "b "))] == ["a", "b"]
+
+
 @pytest.mark.parametrize("names", [(), ("report",)])
 def test_a_comparison_needs_teachers_with_folders_of_their_own(tiny: Tiny, names: tuple[str, ...]) -> None:
     pipeline = tiny("byol-digits-tma")
@@ -148,7 +177,7 @@ def test_a_job_that_another_group_of_workers_writes_is_left_alone(tiny: Tiny, mo
     variants = {name: replace(base.training.smoothing, momentum=m) for name, m in (("one", 0.9), ("two", 0.1))}
     recipe = ComparisonConfig(pipeline=base, variants=variants)
     monkeypatch.setattr(launcher, "run_lock", lambda folder: run_lock(folder, patience_seconds=0.3))
-    with run_lock(recipe.folder / "two"), pytest.raises(UsageError, match="two is being written to by another run"):
+    with run_lock(recipe.folder / "two"), pytest.raises(RunError, match="two is being written to by another run"):
         launch(jobs_of(recipe), name=recipe.run_name, folder=recipe.folder)
     assert not (recipe.folder / "two" / "checkpoints").exists()
 
@@ -169,6 +198,30 @@ def test_evaluate_adds_what_is_missing_and_refuses_to_change_the_training(tiny: 
     assert found == {("knn", "teacher"), ("knn", "student"), ("linear", "teacher")}
     with pytest.raises(UsageError, match="a finished training cannot be changed"):
         evaluate_folders([str(folder)], ["--smoothing.momentum", "0.1"])
+
+
+def test_two_evaluations_of_one_run_are_kept_apart(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = tiny("byol-digits-tma", steps=1)
+    folder = run(replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=())))
+    monkeypatch.setattr(launcher, "run_lock", lambda folder: run_lock(folder, patience_seconds=0.3))
+    with run_lock(folder), pytest.raises(UsageError, match="is being written to by another run: wait for it"):
+        evaluate_folders([str(folder)], ["--evaluation.after-training", "knn"])
+    assert not (folder / "results.json").exists()
+
+
+@pytest.mark.parametrize("flag", ["--cluster.num-workers", "--cluster.num_workers"])
+def test_an_evaluation_is_done_by_workers_where_they_are_asked_for(
+    flag: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run(tiny("byol-digits-tma", steps=1))
+    workers: list[int] = []
+    monkeypatch.setattr(
+        "sts_pipelines.running.launch", lambda jobs, **_: workers.append(jobs[0].pipeline.cluster.num_workers)
+    )
+    evaluate_folders([str(folder)], [flag, "2"])
+    evaluate_folders([str(folder)], [f"{flag}=1"])
+    evaluate_folders([str(folder)], [])
+    assert workers == [2, 1, 0]
 
 
 def test_a_killed_evaluation_goes_on_with_the_features_it_had(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_show_prints_a_config_that_show_reads_back(tmp_path: Path, capsys: pytes
     first = capsys.readouterr().out
     (tmp_path / "mine.yaml").write_text(first)
     assert main(["show", str(tmp_path / "mine.yaml")]) == 0
-    assert capsys.readouterr().out == first
+    assert capsys.readouterr().out == "".join(line for line in first.splitlines(True) if not line.startswith("#"))
     assert "momentum: 0.5" in first
 
 
@@ -76,6 +76,13 @@ def test_show_lists_every_flag_with_its_meaning(capsys: pytest.CaptureFixture[st
         (["run", "byol-digits-p-by-m"], "sts sweep byol-digits-p-by-m"),
         (["sweep", "byol-digits-sts"], "sts run byol-digits-sts"),
         (["run", "quickstart", "--smoothing.momentum", "0.9"], "variants.NAME.momentum"),
+        (["run", "quickstart", "--smoothing.buffers=copy"], "variants.NAME.buffers"),
+        (["run", "quickstart", "--smoothing.preserve_probability", "0.5"], "variants.NAME.preserve_probability"),
+        (["sweep", "byol-digits-p-by-m", "--smoothing.preserve_probability", "0.5"], "sweep.momenta"),
+        (
+            ["run", "byol-digits-sts", "--data.dataset", "images", "--data.root", "/"],
+            "linear, knn need labelled images",
+        ),
         (["sweep", "byol-digits-p-by-m", "--sweep.one-student", "true"], "pseudo_labels: student"),
         (["run", "byol-digits-sts", "--evaluation.after-training", "knn,few-labels"], "byol trains none"),
         (["run", "byol-imagenet-200ep-sts", "--data.root", "/nowhere"], "the folder /nowhere/train, which does not"),
@@ -105,6 +112,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_all_problems_of_one_section_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--cluster.num-workers", "-1", "--cluster.cpus-per-worker", "0", "--cluster.max-failures=-5", "--sed", "1"]
+    assert main(["show", "byol-digits-sts", *flags, "--seed", "3"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sts: 4 problems: ")
+    for part in ("sed is unknown", "num_workers must not be", "cpus_per_worker must be", "max_failures must be"):
+        assert error.count(part) == 1, part
+
+
+def test_flags_that_are_right_together_only_are_no_problem_beside_a_wrong_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--cluster.num-workers", "3", "--global-batch-size", "96", "--cluster.max-failures", "-5"]
+    assert main(["show", "byol-digits-sts", *flags]) == 2
+    assert capsys.readouterr().err == "sts: cluster: max_failures must be -1 or more, got -5: -1 never gives up\n"
 
 
 def test_a_broken_yaml_file_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

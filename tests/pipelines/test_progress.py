@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,27 @@ def test_the_watcher_says_where_restarted_workers_go_on(tmp_path: Path) -> None:
     with Watcher([tmp_path], stream=stream, every_seconds=0.01):
         pass
     assert "from step 2" in stream.getvalue()
+
+
+def test_the_watcher_leaves_a_run_that_failed_for_the_next_one(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    failed, next_one = tmp_path / "a", tmp_path / "b"
+    for folder in (failed, next_one):
+        folder.mkdir()
+    with Watcher([failed, next_one], stream=stream, every_seconds=0.01):
+        write_plan(failed, plan(), label="none")
+        log(failed, 1)
+        wait_for("none:", stream)
+        write_plan(next_one, plan(), label="sts")
+        wait_for("sts:", stream)
+    assert "sts: 4 steps of 8 images" in stream.getvalue()
+
+
+def wait_for(text: str, stream: io.StringIO, *, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while text not in stream.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert text in stream.getvalue()
 
 
 def test_a_note_of_an_earlier_launch_is_not_shown(tmp_path: Path) -> None:

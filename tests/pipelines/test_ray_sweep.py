@@ -77,22 +77,42 @@ def test_a_trial_goes_on_after_its_worker_was_killed(
     assert len(metrics.read_text().splitlines()) == 60
 
 
-def test_a_killed_sweep_finishes_only_what_is_missing(tmp_path: Path, processes_below: Below) -> None:
+def test_an_interrupted_and_a_killed_sweep_finish_only_what_is_missing(tmp_path: Path, processes_below: Below) -> None:
     flags = ["--steps", "4", "--log-every-steps", "1", "--evaluation.after-training", "knn"]
     flags += ["--sweep.momenta", "0,0.9", "--sweep.preserve-probabilities", "0,0.5", "--sweep.cells-per-trial", "2"]
     flags += ["--cluster.num-workers", "1", "--cluster.storage-path", str(tmp_path / "runs")]
     flags += ["--sweep.metric", "knn/teacher/top1", "--sweep.max-concurrent", "1"]
     command = [sys.executable, "-m", "sts_pipelines.main", "sweep", "byol-digits-p-by-m", *flags]
-    with (tmp_path / "stderr.txt").open("wb") as errors:
-        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
-    while not (first := list(tmp_path.glob("runs/*/*/finished.json"))):
-        assert driver.poll() is None, (tmp_path / "stderr.txt").read_text()[-2000:]
+    errors = tmp_path / "stderr.txt"
+
+    def start_and_wait_for(pattern: str, count: int) -> subprocess.Popen[bytes]:
+        with errors.open("wb") as stderr:
+            # A session of its own, as a terminal's Ctrl-C goes to all processes in the foreground.
+            driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
+        while len(list(tmp_path.glob(f"runs/*/*/{pattern}"))) < count:
+            assert driver.poll() is None, errors.read_text()[-2000:]
+            time.sleep(0.1)
+        return driver
+
+    driver = start_and_wait_for("finished.json", 1)
+    below = processes_below(driver.pid)
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", f"{0:024}01000000"}  # 127.0.0.1 twice, ::1
+    assert listening({driver.pid, *below}) <= loopback
+    os.killpg(driver.pid, signal.SIGINT)
+    assert driver.wait() == 130, errors.read_text()[-2000:]
+    assert errors.read_text().endswith("sts: stopped; the same command continues from the newest checkpoint\n")
+    deadline = time.monotonic() + 60
+    while (left := [pid for pid in below if is_running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert not left
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/*/finished.json")}
+
+    driver = start_and_wait_for("metrics.jsonl", 3)
     for pid in (driver.pid, *processes_below(driver.pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     driver.wait()
-    before = {path: path.stat().st_mtime_ns for path in first}
+
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr[-2000:]
     assert "0 finished before" not in again.stdout
@@ -100,6 +120,31 @@ def test_a_killed_sweep_finishes_only_what_is_missing(tmp_path: Path, processes_
     assert len(list(folder.glob("*/finished.json"))) == 4
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (folder / "sweep.csv").read_text().count("\n") == 5
+
+
+def listening(processes: set[int]) -> set[str]:
+    """The addresses at which any of `processes` takes connections, as the kernel writes them."""
+    inodes = set()
+    for pid in processes:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):  # it ended while we looked
+                inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:  # TCP_LISTEN
+                found.add(fields[1].partition(":")[0])
+    assert found
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_sweep_that_ray_itself_ends_is_one_line(

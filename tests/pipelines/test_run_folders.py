@@ -44,9 +44,10 @@ def test_the_folder_of_a_comparison_is_understood_by_every_verb(
         reported.append([run.name for run in runs])
         return output, output
 
-    monkeypatch.setattr("sts_pipelines.running.launch", launch)
     monkeypatch.setattr("sts_pipelines.running.write_report", write_report)
-    run_recipe(comparison)
+    with monkeypatch.context() as patch:
+        patch.setattr("sts_pipelines.running.launch", launch)
+        run_recipe(comparison)
     assert resolve(str(folder / "config.yaml")) == comparison
     assert main(["report", str(folder)]) == 0
     assert reported == [["fast", "slow"]] * 2

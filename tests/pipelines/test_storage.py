@@ -1,20 +1,24 @@
 """Runs whose storage is a URI: what is there after a run, and a resume on a machine that has nothing."""
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from sts_eval import read_results
 from sts_methods.checkpoint import read_checkpoint
 from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.launcher import Job, train_job
 from sts_pipelines.pipeline import PipelineConfig, plain_of
 from sts_pipelines.process_runtime import ProcessRuntime
-from sts_pipelines.running import run_recipe
+from sts_pipelines.running import evaluate_folders, run_recipe
 from sts_pipelines.storage import Mirror, is_uri, local_folder, mirror_of
 from sts_pipelines.yaml_text import write_yaml
 
@@ -56,6 +60,55 @@ def test_push_copies_what_changed_and_removes_what_is_gone(tmp_path: Path) -> No
     mirror.push()
     assert sorted(p.relative_to(there).as_posix() for p in there.rglob("*") if p.is_file()) == ["sub/b"]
     assert (there / "sub" / "b").read_text() == "new"
+
+
+def test_the_folder_of_runs_in_a_uri_is_the_user_s_alone(tmp_path: Path) -> None:
+    runs = local_folder("s3://a/b", "run").parents[1]
+    assert (runs.name, runs.stat().st_mode & 0o777) == (f"sts-runs-{os.getuid()}", 0o700)
+    runs.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    runs.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="must be a folder of your own"):
+        local_folder("s3://a/b", "run")
+
+
+def test_a_run_finds_its_uri_on_a_machine_whose_temporary_folder_is_elsewhere() -> None:
+    folder = local_folder("file:///bucket", "comparison")
+    elsewhere = Path("/elsewhere", *folder.parts[-2:])
+    for run, root in ((elsewhere, "/bucket/comparison"), (elsewhere / "tma", "/bucket/comparison/tma")):
+        mirror = mirror_of("file:///bucket", run)
+        assert mirror is not None
+        assert mirror.root == root
+    assert mirror_of("file:///bucket", Path("/moved/comparison")) is None
+
+
+def test_pull_leaves_what_was_changed_here_since(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    there.mkdir()
+    for name in ("old", "changed"):
+        (there / name).write_text("1")
+    mirror = Mirror(f"file://{there}", here)
+    mirror.pull()
+    (here / "changed").write_text("2")
+    (there / "old").write_text("3")
+    Mirror(f"file://{there}", here).pull()
+    assert {path.name: path.read_text() for path in here.iterdir()} == {"old": "3", "changed": "2"}
+
+
+def test_a_run_in_a_uri_keeps_what_is_evaluated_and_configured_later(tiny: Tiny, tmp_path: Path) -> None:
+    def with_knn(**changes: Any) -> PipelineConfig:
+        pipeline = tiny("byol-digits-sts", storage=f"file://{tmp_path / 'bucket'}", steps=2, **changes)
+        return replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
+
+    first, second = with_knn(), with_knn(keep_checkpoints=7)
+    assert first.run_name == second.run_name
+    remote = tmp_path / "bucket" / first.run_name
+    run_recipe(first)
+    evaluate_folders([str(first.folder)], ["--evaluation.after-training", "linear"])
+    run_recipe(second)
+    for folder in (remote, first.folder):
+        assert {entry["evaluation"] for entry in read_results(folder).entries} == {"knn", "linear"}
+        assert "keep_checkpoints: 7" in (folder / "config.yaml").read_text()
 
 
 def test_a_run_in_a_uri_is_resumed_where_nothing_is_left(tiny: Tiny, tmp_path: Path) -> None:

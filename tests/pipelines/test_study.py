@@ -223,7 +223,7 @@ def test_the_best_p_is_found_per_seed_and_momentum() -> None:
         return 90.0 if best.get(smoothing.momentum) == smoothing.preserve_probability else 50.0 + run.seed
 
     outcomes = Outcomes(study, invented(study, accuracy))
-    assert best_probabilities(outcomes) == dict.fromkeys(small.GRID_SEEDS, best)
+    assert best_probabilities(outcomes) == dict.fromkeys(small.SEEDS, best)
     falls = [f for f in findings(outcomes) if f.claim.startswith("The best p falls")]
     assert [f.verdict for f in falls] == ["holds"]
 

@@ -45,6 +45,19 @@ def test_a_sweep_writes_table_csv_and_report_and_the_next_one_only_runs_what_is_
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_a_sweep_writes_nothing_outside_its_folder(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [tmp_path / name for name in ("here", "home", "scratch")]
+    for place in places:
+        place.mkdir()
+    monkeypatch.chdir(places[0])
+    monkeypatch.setenv("HOME", str(places[1]))
+    monkeypatch.setattr("tempfile.tempdir", str(places[2]))
+    recipe = knn_sweep(tiny, cells=((0.9, 0.5),))
+    run_sweep(recipe)
+    assert [path for place in places for path in place.iterdir()] == []
+    assert set(tmp_path.iterdir()) == {*places, sweep_folder(recipe)}
+
+
 def test_a_trial_trains_with_the_values_of_its_cell(tiny: Tiny) -> None:
     recipe = knn_sweep(tiny, cells=((0.9, 0.5), (0.0, 0.7)))
     run_sweep(recipe)

@@ -1,6 +1,7 @@
 """Trackers: TensorBoard for real, the others against stand-ins, and a plain word when one is not installed."""
 
 import sys
+import time
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from sts_methods.runtime import RunPlan
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launcher import launch
-from sts_pipelines.pipeline import PipelineConfig, TrackingConfig
+from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig, TrackingConfig
 from sts_pipelines.running import jobs_of
-from sts_pipelines.tracking import build_trackers, check_installed
+from sts_pipelines.tracking import TensorBoard, build_trackers, check_installed
 
 Tiny = Callable[..., PipelineConfig]
 
@@ -44,6 +46,22 @@ def test_tensorboard_gets_every_logged_step_once_even_after_a_resume(tiny: Tiny)
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     assert {"momentum", "preserve_probability", "images_per_second"} <= set(events.Tags()["scalars"])
+
+
+def test_tensorboard_hides_the_steps_of_a_run_that_was_killed_before_its_first_checkpoint(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    plan = RunPlan(config={}, first_step=0, total_steps=3, steps_per_epoch=3, images_per_step=8, keep_checkpoints=1)
+    for last in (3, 2):
+        tracker = TensorBoard(tmp_path)
+        tracker.start(plan)
+        for step in range(1, last + 1):
+            tracker.log({"step": step, "loss": float(last)})
+        tracker.close()
+        time.sleep(1.1)  # event files are named, and read in order, by the second
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 2.0), (2, 2.0)]
 
 
 def test_nothing_is_tracked_that_was_not_asked_for(tiny: Tiny, tmp_path: Path) -> None:
@@ -78,18 +96,32 @@ class Recorder(types.ModuleType):
         return [named for call, _, named in self.calls if call == name]
 
 
-def test_weights_and_biases_resumes_by_the_name_of_the_folder(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_weights_and_biases_resumes_by_the_name_of_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = Recorder("wandb")
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr("sts_pipelines.launcher.check_installed", lambda config: None)
     pipeline = tracked(tiny("byol-digits-sts", steps=2), tensorboard=False, wandb_project="sts")
-    folder = run(pipeline)
+    run(pipeline)
     (start,) = wandb.named("init")
-    assert (start["id"], start["resume"], start["project"]) == (folder.name, "allow", "sts")
+    assert (start["id"], start["resume"], start["project"]) == (pipeline.run_name, "allow", "sts")
     assert [call["step"] for call in wandb.named("log")] == [1, 2]
     assert wandb.named("finish")
+
+
+def test_variants_of_the_same_name_in_two_comparisons_are_two_runs(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wandb = Recorder("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    plan = RunPlan(config={}, first_step=0, total_steps=3, steps_per_epoch=3, images_per_step=8, keep_checkpoints=1)
+    for seed in (0, 1, 1):
+        base = tracked(tiny("byol-digits-tma", seed=seed), tensorboard=False, wandb_project="sts")
+        (job,) = jobs_of(ComparisonConfig(pipeline=base, variants={"tma": base.training.smoothing}))
+        assert job.folder.name == "tma"
+        for tracker in build_trackers(job.pipeline, job.folder):
+            tracker.start(plan)
+    one, two, resumed = (start["id"] for start in wandb.named("init"))
+    assert one != two == resumed
 
 
 def test_mlflow_resumes_by_the_id_in_the_folder(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

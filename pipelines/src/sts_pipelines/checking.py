@@ -11,7 +11,8 @@ from torch import nn
 from sts_core import Smoother
 from sts_eval.detection.backends import require_backend
 from sts_methods import Batch, build_method
-from sts_methods.datasets import open_source
+from sts_methods.data import DataConfig, evaluation_data
+from sts_methods.datasets import Split, open_source
 from sts_methods.optim import build_optimizer
 from sts_pipelines.cells import cells_of
 from sts_pipelines.errors import UsageError
@@ -30,6 +31,8 @@ def check_recipe(recipe: Recipe, *, placement: bool) -> str:
     """A text with all findings; raises where the pipeline could not run."""
     pipeline = base_of(recipe)
     check_evaluations(pipeline)
+    if pipeline.training.data.root is not None:
+        check_data(pipeline)
     method = build_method(pipeline.training.method, seed=pipeline.training.seed)
     cells = cells_of(recipe) if isinstance(recipe, SweepConfig) else []
     one_student = isinstance(recipe, SweepConfig) and recipe.sweep.one_student
@@ -46,6 +49,11 @@ def check_recipe(recipe: Recipe, *, placement: bool) -> str:
 def check_evaluations(pipeline: PipelineConfig) -> None:
     """Raise where an evaluation that is asked for could not follow the training."""
     evaluation, method = pipeline.evaluation, pipeline.training.method
+    if pipeline.training.data.dataset == "images" and (names := _on_labelled_images(pipeline)):
+        raise UsageError(
+            f"{', '.join(names)} need labelled images, and dataset images has none: train on an imagefolder, or take "
+            "them out of evaluation.after-training and let sts evaluate show another dataset to the networks"
+        )
     if "few-labels" in evaluation.after_training and not hasattr(method, "num_classes"):
         raise UsageError(
             f"few-labels measures the classifier that a method trains, and {kind_of(type(method))} trains none: take "
@@ -55,13 +63,38 @@ def check_evaluations(pipeline: PipelineConfig) -> None:
         require_backend(evaluation.voc.backend)
 
 
+def _on_labelled_images(pipeline: PipelineConfig) -> list[str]:
+    """The evaluations asked for that show the dataset's own images: all but detection."""
+    return [name for name in pipeline.evaluation.after_training if name != "voc"]
+
+
 def check_data(pipeline: PipelineConfig) -> None:
-    """Raise, as the dataset would, where its files are not there; what may be downloaded is left to the workers."""
-    data = pipeline.training.data
-    place = Path(data.root or "") / ("train" if data.dataset == "imagefolder" else "")
-    known = data.dataset in ("digits", "cifar10", "cifar100") or (data.root is not None and place.exists())
-    if not known and pipeline.cluster.address is None:  # the workers of another cluster see other disks
-        open_source(data.dataset, data.root, "train", image_size=data.image_size)
+    """Raise, as the dataset would, where files of the training or of an evaluation that follows are not there.
+
+    What may be downloaded is left to the workers.
+    """
+    if pipeline.cluster.address is not None:  # the workers of another cluster see other disks
+        return
+    data, evaluation = pipeline.training.data, pipeline.evaluation
+    _check_split(data, "train")
+    if _on_labelled_images(pipeline):
+        _check_split(data, "test")
+        if data.dataset == "arrays":  # one file, which may lack labels
+            evaluation_data(data)
+    folders = {"imagenet-c": evaluation.imagenet_c_root, "voc": evaluation.voc.data_root}
+    flags = {"imagenet-c": "--evaluation.imagenet-c-root", "voc": "--evaluation.voc.data-root"}
+    for name, folder in folders.items():
+        if name in evaluation.after_training and folder is not None and not Path(folder).is_dir():
+            raise UsageError(f"{name} needs its images, and {folder} is not a folder: set {flags[name]}")
+
+
+def _check_split(data: DataConfig, split: Split) -> None:
+    """Folders are only looked for, since listing a million files takes long."""
+    names = {"train": ("train",), "test": ("val", "test")}[split] if data.dataset == "imagefolder" else ("",)
+    downloaded = data.dataset in ("cifar10", "cifar100") and data.root is not None
+    there = data.root is not None and any((Path(data.root) / name).exists() for name in names)
+    if not (data.dataset == "digits" or downloaded or there):
+        open_source(data.dataset, data.root, split, image_size=data.image_size)
 
 
 def _size(method: Any) -> list[str]:
@@ -101,21 +134,31 @@ def _schedule(pipeline: PipelineConfig) -> list[str]:
 
 
 def _memory(pipeline: PipelineConfig, method: Any, *, bank: int) -> list[str]:
-    """Weights, gradients, momentum and teachers in float32, and activations that grow with the images per worker."""
+    """Weights, gradients, moments and teachers in float32, and activations that grow with the views per worker."""
     training = pipeline.training
     student = sum(p.numel() for p in method.student.parameters())
     teachers = sum(p.numel() for p in method.teacher.parameters()) * (1 + bank)
     buffers = sum(b.numel() for b in method.buffers())
-    fixed = 4 * (3 * student + teachers + buffers)
+    moments = 2 if training.optimizer.name == "adamw" else 1
+    fixed = 4 * ((2 + moments) * student + teachers + buffers)
     workers = max(1, pipeline.cluster.num_workers)
     per_worker = training.global_batch_size // workers // training.accumulation
-    images = per_worker * (1 + 2 * training.data.unlabelled_ratio if training.data.num_labels else 2)
+    sizes = _view_sizes(pipeline)
+    if training.data.num_labels:
+        sizes = [training.data.image_size, *sizes * training.data.unlabelled_ratio]
     width = 2 if training.precision != "float32" else 4
-    activations = width * images * _activations(method.backbone("student"), training.data.image_size)
+    backbone = method.backbone("student")
+    activations = width * per_worker * sum(sizes.count(size) * _activations(backbone, size) for size in set(sizes))
     return [
         f"memory per worker, estimated: {_gib(fixed + activations)} ({_gib(fixed)} weights and optimizer, "
-        f"{_gib(activations)} activations of {images} views)"
+        f"{_gib(activations)} activations of {per_worker * len(sizes)} views)"
     ]
+
+
+def _view_sizes(pipeline: PipelineConfig) -> list[int]:
+    """The side of every view of an image: DINO's local crops are smaller."""
+    data = pipeline.training.data
+    return [getattr(view, "size", None) or data.image_size for view in data.views()]
 
 
 def _activations(backbone: nn.Module, image_size: int) -> int:
@@ -164,7 +207,6 @@ def _fake_batches(pipeline: PipelineConfig) -> Iterator[Batch]:
     generator = torch.Generator().manual_seed(training.seed)
     groups = getattr(training.method, "bn_groups", 1)
     count = max(FAKE_BATCH, 2 * groups)
-    sizes = [getattr(view, "size", None) or training.data.image_size for view in training.data.views()]
 
     def noise(side: int) -> torch.Tensor:
         return torch.randn(count, 3, side, side, generator=generator)
@@ -172,7 +214,7 @@ def _fake_batches(pipeline: PipelineConfig) -> Iterator[Batch]:
     semi = training.data.recipe in ("fixmatch", "mean_teacher")
     classes = getattr(training.method, "num_classes", 10)
     yield Batch(
-        views=tuple(noise(side) for side in sizes),
+        views=tuple(noise(side) for side in _view_sizes(pipeline)),
         indices=torch.arange(count),
         step=0,
         labelled=noise(training.data.image_size) if semi else None,

@@ -8,7 +8,6 @@ import secrets
 import shutil
 import signal
 import socket
-import stat
 import sys
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 from sts_pipelines.errors import RunError, UsageError, first_line
 from sts_pipelines.pipeline import ClusterConfig
+from sts_pipelines.storage import private_folder
 
 # Tune's trial actor only waits for its workers, but Tune refuses to start one that asks for nothing.
 TRIAL_CPUS = 0.01
@@ -37,6 +37,8 @@ def prepare_environment(*, local: bool) -> None:
         "RAY_CHDIR_TO_TRIAL_DIR": "0",
         # The older console of Tune is the one that can be silenced; sweeps print lines of their own.
         "RAY_AIR_NEW_OUTPUT": "0",
+        # Tune would answer Ctrl-C by ending as if all had been done.
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
     }
     if local:
         settings |= {
@@ -171,14 +173,8 @@ def keep(session: Path) -> None:
 
 
 def _folder_of_sessions() -> Path:
-    """The folder of this user's sessions, and of nobody else's: whoever owned it could put anything in Ray's way."""
-    parent = Path("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()) / f"sts-ray-{os.getuid()}"
-    parent.mkdir(mode=0o700, exist_ok=True)
-    status = parent.lstat()
-    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
-        raise UsageError(f"{parent} must be a folder of your own for Ray's sockets, but is not: have it removed")
-    parent.chmod(0o700)
-    return parent
+    """The folder of this user's sessions."""
+    return private_folder(Path("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()) / f"sts-ray-{os.getuid()}")
 
 
 @contextlib.contextmanager
@@ -225,6 +221,7 @@ def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
     options: dict[str, Any] = {} if config.dashboard_port is None else {"dashboard_port": config.dashboard_port}
     try:
         connection = ray.init(
+            address="local",  # whatever RAY_ADDRESS says: joining a cluster is cluster.address
             num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
             # The dashboard also serves the State API, without which stopped trials never free their resources.
             include_dashboard=True,

@@ -7,21 +7,24 @@ import functools
 import inspect
 import textwrap
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sts_pipelines.errors import UsageError
 from sts_pipelines.schema import BareFlag, FlagText, leaves, paths, section_at
 
+Flag = tuple[list[str], FlagText]
+
 
 def apply_flags(plain: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
-    """`plain` with every override in `tokens` written into it; `from_dict` then checks names and values.
+    """`plain` with every override in `tokens` written into it; `from_dict` then checks names and values."""
+    return set_flags(plain, read_flags(tokens))
 
-    Both `--data.root X` and `--data.root=X` are read, dashes and underscores are the same, and a flag without a
-    value means true. A list is written a,b or '[a, b]', one of lists '[[a, b], [c, d]]', an empty one '[]'.
-    """
+
+def set_flags(plain: Mapping[str, Any], flags: Iterable[Flag]) -> dict[str, Any]:
+    """`plain` with the values of `flags` written into it."""
     result = copy.deepcopy(dict(plain))
-    for path, text in _pairs(tokens):
+    for path, text in flags:
         section = result
         for name in path[:-1]:
             inner = section.get(name)
@@ -39,7 +42,12 @@ def _new_section(siblings: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _pairs(tokens: Sequence[str]) -> Iterable[tuple[list[str], FlagText]]:
+def read_flags(tokens: Sequence[str]) -> Iterator[Flag]:
+    """Path and text of every override.
+
+    Both `--data.root X` and `--data.root=X` are read, dashes and underscores are the same, and a flag without a
+    value means true. A list is written a,b or '[a, b]', one of lists '[[a, b], [c, d]]', an empty one '[]'.
+    """
     pending = list(tokens)
     while pending:
         flag = pending.pop(0)

@@ -6,8 +6,9 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 import torch.distributed as dist
 
 from sts_core.errors import StsError
+from sts_eval.parallel import rank
 from sts_eval.results import write_atomically
 from sts_methods.checkpoint import CheckpointStore
+from sts_methods.runtime import default_device
 from sts_methods.training import fit
 from sts_pipelines.bank_evaluation import evaluate_bank
 from sts_pipelines.cluster import ray_cluster
@@ -61,16 +64,16 @@ class Job:
 
 
 def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
-    """Train and evaluate all jobs, one after the other, by one group of workers.
+    """Train and evaluate all jobs, one after the other, by one group of workers; those that fail leave the others.
 
     Called again after any interruption it goes on where the newest checkpoints are; finished jobs return at once.
     """
     cluster = jobs[0].pipeline.cluster
-    check_installed(jobs[0].pipeline.tracking)
+    if jobs[0].train:
+        check_installed(jobs[0].pipeline.tracking)
     if cluster.num_workers == 0:
-        for job in jobs:
-            write_config(job)
-            train_job(job, ProcessRuntime(job.folder, **_surroundings(job)))
+        share_corruptions(jobs, device=default_device())
+        _raise_failed([failed for job in jobs for failed in attempt([job], _train_in_process)], jobs)
         return
     if all(_is_complete(job) for job in jobs):  # not worth the start of a cluster
         for job in jobs:
@@ -79,11 +82,41 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
         return
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
     with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):
-        train_on_ray(jobs, name=name, folder=folder, max_failures=cluster.max_failures)
-    for job in jobs:  # the workers may have run elsewhere
-        mirror = mirror_of(cluster.storage_path, job.folder)
-        if mirror is not None:
-            mirror.pull()
+        failed = attempt(jobs, partial(train_on_ray, name=name, folder=folder, max_failures=cluster.max_failures))
+        for job in jobs:  # the workers may have run elsewhere
+            mirror = mirror_of(cluster.storage_path, job.folder)
+            if mirror is not None:
+                mirror.pull()
+        _raise_failed(failed, jobs)  # before the cluster ends, so that its logs stay
+
+
+Failed = tuple[Job, StsError]
+
+
+def attempt(jobs: Sequence[Job], train: Callable[[Sequence[Job]], None]) -> list[Failed]:
+    """`train` the jobs together and, if that fails, each unfinished one by itself: those that failed, and why."""
+    try:
+        train(jobs)
+    except StsError as error:
+        if len(jobs) == 1:
+            return [(jobs[0], error)]
+        return [failed for job in jobs if not _is_complete(job) for failed in attempt([job], train)]
+    return []
+
+
+def _train_in_process(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        write_config(job)
+        train_job(job, ProcessRuntime(job.folder, **_surroundings(job)))
+
+
+def _raise_failed(failed: Sequence[Failed], jobs: Sequence[Job]) -> None:
+    """The error of a job that is alone, or one that names all that failed."""
+    if failed and len(jobs) == 1:
+        raise failed[0][1]
+    if failed:
+        names = ", ".join(f"{job.label} ({error})" for job, error in failed)
+        raise RunError(f"{len(failed)} of {len(jobs)} runs failed: {names}; the same command tries them again")
 
 
 def _is_complete(job: Job) -> bool:
@@ -125,7 +158,10 @@ def share_corruptions(jobs: Sequence[Job], *, device: torch.device) -> None:
     """Where several finished runs are evaluated on ImageNet-C, each image is shown to all of them at once."""
     several = len(jobs) > 1 and not any(job.train or is_uri(job.pipeline.cluster.storage_path) for job in jobs)
     if several and all("imagenet-c" in job.pipeline.evaluation.after_training for job in jobs):
-        measure_corruptions([(job.folder, job.pipeline) for job in jobs], device=device)
+        with contextlib.ExitStack() as locks:
+            for folder in sorted({job.folder for job in jobs}) if rank() == 0 else ():
+                locks.enter_context(run_lock(folder))
+            measure_corruptions([(job.folder, job.pipeline) for job in jobs], device=device)
 
 
 def write_config(job: Job) -> None:

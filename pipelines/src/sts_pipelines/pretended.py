@@ -31,6 +31,7 @@ def _place(request: Mapping[str, Any]) -> int:
 
     with session_folder() as session:
         ray.init(
+            address="local",
             num_cpus=request["num_cpus"],
             num_gpus=request["num_gpus"],
             include_dashboard=False,

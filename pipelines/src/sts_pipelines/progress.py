@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -17,25 +17,10 @@ from sts_methods.runtime import RunPlan
 _PLAN = "plan.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What the driver must know to show a run."""
-
-    label: str
-    total_steps: int
-    images_per_step: int
-    first_step: int
-
-
 def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
     """Leave a note for the driver, atomically."""
-    note = Plan(
-        label=label,
-        total_steps=plan.total_steps,
-        images_per_step=plan.images_per_step,
-        first_step=plan.first_step,
-    )
-    write_atomically(folder / _PLAN, json.dumps(asdict(note)), durable=False)
+    note = {"label": label or "run", **asdict(replace(plan, config={}))}  # the config has a file of its own
+    write_atomically(folder / _PLAN, json.dumps(note), durable=False)
 
 
 class Watcher:
@@ -63,32 +48,30 @@ class Watcher:
         self.stream.flush()
 
     def _watch(self) -> None:
-        for folder in self.folders:
-            plan = self._wait_for_plan(folder)
-            if plan is not None:
-                self.say(_headline(plan))
-                self._follow(folder, plan)
+        for position, folder in enumerate(self.folders, start=1):
+            if self._is_planned(folder):
+                self._follow(folder, later=self.folders[position:])
 
-    def _wait_for_plan(self, folder: Path) -> Plan | None:
-        """The note of this run, once the present launch has written it; None when the launch is over."""
+    def _is_planned(self, folder: Path) -> bool:
+        """Waits until the present launch has written the note of this run; false when the launch is over."""
         while True:
             finished = self._stop.is_set()
             if _modified(folder / _PLAN) >= self._since - 1.0:
-                return _read_plan(folder)
+                return True
             if finished:
-                return None
+                return False
             self._stop.wait(self.every_seconds)
 
-    def _follow(self, folder: Path, plan: Plan) -> None:
-        display = self._display(plan)
-        noted, step = _modified(folder / _PLAN), plan.first_step
+    def _follow(self, folder: Path, *, later: Sequence[Path]) -> None:
+        """Show a run to its end, or until it has failed and a later one goes on."""
+        plan, display, noted = self._open(folder)
+        step = plan.first_step
         while step < plan.total_steps:
-            finished = self._stop.is_set()
+            finished = self._stop.is_set() or any(_modified(other / _PLAN) > noted for other in later)
             if _modified(folder / _PLAN) != noted:  # the workers were restarted and say where they go on
-                plan, noted = _read_plan(folder), _modified(folder / _PLAN)
                 display.close()
-                self.say(_headline(plan))
-                display, step = self._display(plan), plan.first_step
+                plan, display, noted = self._open(folder)
+                step = plan.first_step
             for metrics in _tail(folder / "metrics.jsonl", after=step):
                 step = int(metrics["step"])
                 display.show(metrics)
@@ -97,21 +80,21 @@ class Watcher:
             self._stop.wait(self.every_seconds)
         display.close()
 
-    def _display(self, plan: Plan) -> ProgressDisplay:
-        return ProgressDisplay(total_steps=plan.total_steps, images_per_step=plan.images_per_step, stream=self.stream)
-
-
-def _read_plan(folder: Path) -> Plan:
-    return Plan(**json.loads((folder / _PLAN).read_text()))
+    def _open(self, folder: Path) -> tuple[RunPlan, ProgressDisplay, float]:
+        """Announce what the note says; the plan, its display and the time of the note."""
+        noted = _modified(folder / _PLAN)
+        note = json.loads((folder / _PLAN).read_text())
+        label, plan = note.pop("label"), RunPlan(**note)
+        start = f" from step {plan.first_step:,}" if plan.first_step else ""
+        self.say(f"{label}: {plan.total_steps:,} steps of {plan.images_per_step} images{start}")
+        display = ProgressDisplay(
+            total_steps=plan.total_steps, images_per_step=plan.images_per_step, stream=self.stream
+        )
+        return plan, display, noted
 
 
 def _modified(path: Path) -> float:
     return path.stat().st_mtime if path.exists() else 0.0
-
-
-def _headline(plan: Plan) -> str:
-    start = f" from step {plan.first_step:,}" if plan.first_step else ""
-    return f"{plan.label or 'run'}: {plan.total_steps:,} steps of {plan.images_per_step} images{start}"
 
 
 def _tail(path: Path, *, after: int) -> list[dict[str, float]]:

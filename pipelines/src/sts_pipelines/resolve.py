@@ -1,13 +1,13 @@
 """From what a user typed (a name or a YAML file, and overrides) to a complete, checked recipe."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.errors import UsageError
-from sts_pipelines.flags import apply_flags
+from sts_pipelines.errors import SchemaError, UsageError
+from sts_pipelines.flags import Flag, read_flags, set_flags
 from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig, Recipe, SweepConfig
 from sts_pipelines.schema import from_dict, kind_of, to_dict
 from sts_pipelines.yaml_text import read_yaml
@@ -19,18 +19,33 @@ def resolve(target: str, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe called `target` with `overrides` applied."""
     cls, plain = _load(target)
     _refuse_overrides_without_effect(target, cls, overrides)
-    recipe: Recipe = from_dict(cls, apply_flags(plain, overrides))
+    flags = list(read_flags(overrides))
+    try:
+        recipe: Recipe = from_dict(cls, set_flags(plain, flags))
+    except SchemaError:
+        raise SchemaError(_problems(cls, plain, flags)) from None
     return recipe
+
+
+def _problems(cls: type, plain: Mapping[str, Any], flags: Sequence[Flag]) -> list[str]:
+    """All that is wrong: a section tells its first problem only, so what caused one is left out to hear of the next."""
+    try:
+        from_dict(cls, set_flags(plain, flags))
+    except SchemaError as error:
+        causes = [flag for flag in flags if len(flags) > 1 and {*_problems(cls, plain, [flag])} & {*error.problems}]
+        others = [flag for flag in flags if flag not in causes]
+        return [*dict.fromkeys([*error.problems, *(_problems(cls, plain, others) if causes else [])])]
+    return []
 
 
 def _refuse_overrides_without_effect(target: str, cls: type, overrides: Sequence[str]) -> None:
     """A comparison and a sweep choose their teachers themselves: setting another one would silently do nothing."""
-    remedies = {ComparisonConfig: "variants.NAME.momentum", SweepConfig: "sweep.momenta"}
+    fields = {ComparisonConfig: ("",), SweepConfig: ("m", "p", "g")}.get(cls, ())  # all cells have the same buffers
     for flag in overrides:
-        if cls in remedies and flag.startswith(("--smoothing.m", "--smoothing.p", "--smoothing.g")):
-            raise UsageError(
-                f"{target} trains several teachers, so {flag} has no effect: set --{remedies[cls]} instead"
-            )
+        if flag.startswith(tuple(f"--smoothing.{field}" for field in fields)):
+            field = flag.removeprefix("--smoothing.").partition("=")[0]
+            remedy = "sweep.momenta" if cls is SweepConfig else f"variants.NAME.{field}"
+            raise UsageError(f"{target} trains several teachers, so {flag} has no effect: set --{remedy} instead")
 
 
 def _load(target: str) -> tuple[type, dict[str, Any]]:

@@ -3,15 +3,15 @@
 import itertools
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sts_eval.report import write_report
 from sts_eval.results import write_atomically
 from sts_pipelines.checking import check_data, check_evaluations
-from sts_pipelines.errors import UsageError
-from sts_pipelines.evaluation import evaluate_run
+from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.flags import apply_flags
-from sts_pipelines.launcher import Job, launch, share_corruptions
+from sts_pipelines.launcher import Job, launch
 from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig, Recipe, base_of, plain_of
 from sts_pipelines.schema import from_dict, to_dict
 from sts_pipelines.storage import is_uri, local_folder, mirror_of
@@ -23,7 +23,17 @@ def run_recipe(recipe: PipelineConfig | ComparisonConfig) -> None:
     """Train, evaluate, print one table and write the report."""
     prepare(recipe, recipe.folder)
     jobs = jobs_of(recipe)
-    launch(jobs, name=recipe.run_name, folder=recipe.folder)
+    try:
+        launch(jobs, name=recipe.run_name, folder=recipe.folder)
+    except RunError:  # what the other variants have found is still wanted
+        _tell(recipe, [job for job in jobs if (job.folder / "results.json").is_file()])
+        raise
+    _tell(recipe, jobs)
+
+
+def _tell(recipe: PipelineConfig | ComparisonConfig, jobs: Sequence[Job]) -> None:
+    if not jobs:
+        return
     print_table({job.label: job.folder for job in jobs})
     report_folders([str(job.folder) for job in jobs], output=str(recipe.folder / "report"))
     mirror = mirror_of(jobs[0].pipeline.cluster.storage_path, recipe.folder)
@@ -78,18 +88,10 @@ def evaluate_folders(folders: Sequence[str], overrides: Sequence[str]) -> None:
     By Ray Train workers where `--cluster.num-workers` asks for them and where the run had several GPUs, since what was
     trained on many GPUs is large; else in this process.
     """
-    from sts_methods.runtime import default_device
-
     jobs = [_evaluation_of(run, overrides) for folder in folders for run in run_folders(folder)]
-    asked = any(override.startswith("--cluster.num-workers") for override in overrides)
-    for cluster, same in itertools.groupby(jobs, key=lambda job: job.pipeline.cluster):
+    for _, same in itertools.groupby(jobs, key=lambda job: job.pipeline.cluster):
         group = list(same)
-        if cluster.num_workers > (0 if asked else 1) and (asked or cluster.use_gpu):
-            launch(group, name=group[0].label, folder=group[0].folder)
-            continue
-        share_corruptions(group, device=default_device())
-        for job in group:
-            evaluate_run(job.folder, job.pipeline, device=default_device())
+        launch(group, name=group[0].label, folder=group[0].folder)
     labels = [job.label for job in jobs]
     alike = {label for label in labels if labels.count(label) > 1}  # variants of several comparisons
     print_table(
@@ -104,6 +106,9 @@ def _evaluation_of(folder: Path, overrides: Sequence[str]) -> Job:
     if to_dict(pipeline.training) | {"data": None} != before | {"data": None}:
         raise UsageError("a finished training cannot be changed: override evaluation.* and data.* only")
     check_evaluations(pipeline)
+    asked = any(override.replace("_", "-").startswith("--cluster.num-workers") for override in overrides)
+    if not asked and not (pipeline.cluster.use_gpu and pipeline.cluster.num_workers > 1):
+        pipeline = replace(pipeline, cluster=replace(pipeline.cluster, num_workers=0, min_workers=None))
     path = folder.absolute()
     return Job(label=path.name, pipeline=pipeline, folder=path, train=False)
 

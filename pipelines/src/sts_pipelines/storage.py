@@ -7,6 +7,8 @@ a resume.
 
 import contextlib
 import hashlib
+import os
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -24,8 +26,22 @@ def local_folder(storage_path: str, name: str) -> Path:
     """The folder in which a run works: in the storage if that is a path, else a place of its own for each URI."""
     if not is_uri(storage_path):
         return Path(storage_path).expanduser().absolute() / name
-    place = hashlib.sha256(storage_path.encode()).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / "sts-runs" / place / name
+    runs = private_folder(Path(tempfile.gettempdir()) / f"sts-runs-{os.getuid()}")
+    return runs / _place(storage_path) / name
+
+
+def _place(uri: str) -> str:
+    return hashlib.sha256(uri.encode()).hexdigest()[:12]
+
+
+def private_folder(folder: Path) -> Path:
+    """`folder`, made if need be, for this user and nobody else: whoever owned it could put anything in our way."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+        raise UsageError(f"{folder} must be a folder of your own, but is not: have it removed")
+    folder.chmod(0o700)
+    return folder
 
 
 class Mirror:
@@ -45,16 +61,18 @@ class Mirror:
         self._lock = threading.Lock()
 
     def pull(self) -> None:
-        """Copy what is at the URI into the local folder."""
+        """Copy what is at the URI into the local folder, but for files that were changed here since."""
         from pyarrow import fs
 
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
         with self._one_line_errors("from"):
             for info in self.files.get_file_info(selector):
-                if info.type == fs.FileType.File:
-                    place = self.folder / Path(info.path).relative_to(self.root)
+                place = self.folder / Path(info.path).relative_to(self.root)
+                if info.type == fs.FileType.File and not _is_newer(place, info.mtime_ns):
                     place.parent.mkdir(parents=True, exist_ok=True)
                     self._copy(self.files, info.path, fs.LocalFileSystem(), str(place))
+                    if info.mtime_ns is not None:
+                        os.utime(place, ns=(info.mtime_ns, info.mtime_ns))
                     self._known[self._name(place)] = self._stamp(place)
 
     def push(self) -> None:
@@ -109,10 +127,14 @@ class Mirror:
         return status.st_size, status.st_mtime_ns
 
 
+def _is_newer(path: Path, mtime_ns: int | None) -> bool:
+    return mtime_ns is not None and path.is_file() and path.stat().st_mtime_ns > mtime_ns
+
+
 def mirror_of(storage_path: str, folder: Path) -> Mirror | None:
     """The copy of a run folder, if its storage is a URI and the folder was not moved elsewhere since."""
-    root = local_folder(storage_path, "")
-    if not is_uri(storage_path) or not folder.is_relative_to(root):
+    _, place, name = folder.as_posix().partition(f"/{_place(storage_path)}/")
+    if not is_uri(storage_path) or not place:
         return None
-    place, *options = storage_path.split("?", 1)  # s3://bucket/runs?endpoint_override=...
-    return Mirror("?".join([f"{place.rstrip('/')}/{folder.relative_to(root).as_posix()}", *options]), folder)
+    uri, *options = storage_path.split("?", 1)  # s3://bucket/runs?endpoint_override=...
+    return Mirror("?".join([f"{uri.rstrip('/')}/{name}", *options]), folder)

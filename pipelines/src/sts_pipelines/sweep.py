@@ -9,6 +9,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from sts_methods.resume import OPERATIONAL
 from sts_pipelines.cells import Cell, cells_of
 from sts_pipelines.cluster import TRIAL_CPUS, local_resources, ray_cluster
 from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
-from sts_pipelines.evaluation import bring_forward
-from sts_pipelines.launcher import Job, launch, train_on_ray
+from sts_pipelines.evaluation import bring_forward, is_evaluated
+from sts_pipelines.launcher import Job, attempt, launch, train_on_ray
 from sts_pipelines.pipeline import ClusterConfig, PipelineConfig, SweepConfig
 from sts_pipelines.schema import digest, to_dict
 from sts_pipelines.storage import is_uri, local_folder
@@ -29,8 +30,9 @@ from sts_pipelines.sweep_results import (
     check_applied,
     forget_errors,
     is_finished,
-    note_errors,
+    note_error,
     outcomes,
+    settle,
     write_outcomes,
 )
 
@@ -98,7 +100,7 @@ def _one_after_the_other(recipe: SweepConfig, cells: Sequence[Cell], folder: Pat
             launch([job], name=job.label, folder=job.folder)
             check_applied(job)
         except StsError as error:  # the other cells are still wanted
-            note_errors([job], str(error))
+            note_error(job.folder, str(error))
 
 
 def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
@@ -157,14 +159,14 @@ def trial_of(recipe: SweepConfig) -> Callable[[dict[str, Any]], None]:
 
         jobs = [Job.from_plain(plain) for plain in config["jobs"]]
         forget_errors(job.folder for job in jobs)
+        callbacks = [TuneReportCallback()] if searching else []
+        measure = metric if searching else None
         try:
-            callbacks = [TuneReportCallback()] if searching else []
-            measure = metric if searching else None
-            _train_with_restarts(jobs, callbacks=callbacks, measure=measure)
-            applied = [check_applied(job) for job in jobs][-1]
-        except Exception as error:
-            note_errors(jobs, str(error))
-            raise
+            failed = attempt(jobs, partial(_train_with_restarts, callbacks=callbacks, measure=measure))
+        except Exception as error:  # not one of ours: told at the end as well, as nobody sees a trial's traceback
+            told = RunError(f"{type(error).__name__}: {first_line(error)}")
+            failed = [(job, told) for job in jobs if not is_evaluated(job.folder, job.pipeline)]
+        applied = settle(jobs, failed)
         values = [outcomes(job.folder.parent, [_cell(job)], metric=metric)[0].value for job in jobs]
         tune.report({metric: max(value or 0.0 for value in values), **applied})
 

@@ -15,11 +15,12 @@ from sts_eval.results import write_atomically
 from sts_methods.metrics import MetricsLog
 from sts_methods.training import TrainingConfig
 from sts_pipelines.cells import Cell, short
-from sts_pipelines.errors import TrialError
+from sts_pipelines.errors import RunError, TrialError
 from sts_pipelines.evaluation import is_evaluated
-from sts_pipelines.launcher import Job
+from sts_pipelines.launcher import Failed, Job
 from sts_pipelines.pipeline import PipelineConfig
 from sts_pipelines.summary import value_of
+from sts_pipelines.text_table import text_table
 
 # What differs between the cells of one sweep.
 SWEEP_NAMES = ("smoothing.momentum", "smoothing.preserve_probability", "smoothing.granularity")
@@ -87,16 +88,21 @@ def _same(applied: float, sampled: float) -> bool:
     return abs(applied - sampled) <= 1e-12  # another machine's cosine may differ in the last digit
 
 
-def note_errors(jobs: Sequence[Job], error: str) -> None:
-    """Mark the jobs of a failed trial: those with all their results, made as sampled, count; the others have failed."""
+def settle(jobs: Sequence[Job], failed: Sequence[Failed]) -> dict[str, float]:
+    """Mark the jobs of a trial that failed or applied other values, raise if any did, and return what was applied."""
+    errors = {job.label: str(error) for job, error in failed}
+    applied: dict[str, float] = {}
     for job in jobs:
         try:
-            if is_evaluated(job.folder, job.pipeline):
-                check_applied(job)
-            else:
-                note_error(job.folder, error)
+            if job.label not in errors:
+                applied = check_applied(job)
         except TrialError as void:
-            note_error(job.folder, str(void))
+            errors[job.label] = str(void)
+        if job.label in errors:
+            note_error(job.folder, errors[job.label])
+    if errors:
+        raise RunError(f"{', '.join(errors)} failed: {'; '.join(errors.values())}")
+    return applied
 
 
 def note_error(folder: Path, error: str) -> None:
@@ -149,7 +155,7 @@ def write_outcomes(found: Sequence[Outcome], folder: Path, *, metric: str) -> No
     writer.writeheader()
     writer.writerows(rows)
     write_atomically(folder / "sweep.csv", text.getvalue())
-    print(_table(rows))
+    print(text_table(rows, {column: column for column in rows[0]}))
     print(f"table: {folder / 'sweep.csv'}")
     runs = [folder / outcome.cell.name for outcome in found if outcome.value is not None]
     if runs:
@@ -169,10 +175,3 @@ def _row(outcome: Outcome, metric: str) -> dict[str, str]:
         "images_per_second": "" if outcome.images_per_second is None else f"{outcome.images_per_second:.0f}",
         "note": outcome.error or (f"stopped at step {outcome.stopped_at}" if outcome.stopped_at is not None else ""),
     }
-
-
-def _table(rows: Sequence[dict[str, str]]) -> str:
-    columns = list(rows[0])
-    lines = [{column: column for column in columns}, *rows]
-    widths = {column: max(len(line[column]) for line in lines) for column in columns}
-    return "\n".join("  ".join(line[column].ljust(widths[column]) for column in columns).rstrip() for line in lines)

@@ -38,9 +38,10 @@ def build_trackers(pipeline: PipelineConfig, folder: Path) -> list[Tracker]:
     if config.tensorboard:
         trackers.append(Expendable(TensorBoard(folder), "TensorBoard"))
     if config.wandb_project is not None:
-        trackers.append(Expendable(WeightsAndBiases(config.wandb_project, folder), "Weights & Biases"))
+        wandb = WeightsAndBiases(config.wandb_project, pipeline.run_name, folder)
+        trackers.append(Expendable(wandb, "Weights & Biases"))
     if config.mlflow_uri is not None:
-        trackers.append(Expendable(MlFlow(config.mlflow_uri, folder), "MLflow"))
+        trackers.append(Expendable(MlFlow(config.mlflow_uri, pipeline.run_name, folder), "MLflow"))
     return trackers
 
 
@@ -86,8 +87,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         # What an interrupted run logged beyond its last checkpoint is hidden by the steps that follow now.
-        purge = plan.first_step + 1 if plan.first_step else None
-        self._writer = SummaryWriter(str(self.folder), purge_step=purge)
+        self._writer = SummaryWriter(str(self.folder), purge_step=plan.first_step + 1)
 
     def log(self, metrics: Mapping[str, float]) -> None:
         for name, value in _numbers(metrics):
@@ -99,18 +99,25 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run whose id is the run folder's name, so that a resumed run goes on in the same place."""
+    """A W&B run whose id is the run's name, so that a resumed run goes on in the same place.
 
-    def __init__(self, project: str, folder: Path) -> None:
-        self.project, self.folder = project, folder
+    The folder's name will not do: every comparison has one called tma.
+    """
+
+    def __init__(self, project: str, name: str, folder: Path) -> None:
+        self.project, self.name, self.folder = project, name, folder
         self._run: Any = None
 
     def start(self, plan: RunPlan) -> None:
         import wandb
 
-        name = self.folder.name
         self._run = wandb.init(
-            project=self.project, id=name, name=name, resume="allow", dir=str(self.folder), config=dict(plan.config)
+            project=self.project,
+            id=self.name,
+            name=self.name,
+            resume="allow",
+            dir=str(self.folder),
+            config=dict(plan.config),
         )
 
     def log(self, metrics: Mapping[str, float]) -> None:
@@ -124,8 +131,8 @@ class WeightsAndBiases:
 class MlFlow:
     """An MLflow run; its id is kept in the run folder, so that a resumed run goes on in the same place."""
 
-    def __init__(self, uri: str, folder: Path) -> None:
-        self.uri, self.folder = uri, folder
+    def __init__(self, uri: str, name: str, folder: Path) -> None:
+        self.uri, self.name, self.folder = uri, name, folder
         self._mlflow: Any = None
 
     def start(self, plan: RunPlan) -> None:
@@ -134,7 +141,7 @@ class MlFlow:
         mlflow.set_tracking_uri(self.uri)
         note = self.folder / ".mlflow-run"
         known = note.read_text() if note.is_file() else None
-        run = mlflow.start_run(run_id=known, run_name=None if known else self.folder.name)
+        run = mlflow.start_run(run_id=known, run_name=None if known else self.name)
         note.write_text(run.info.run_id)
         self._mlflow = mlflow
 

@@ -23,8 +23,8 @@ class Narrator(tune.Callback):  # type: ignore[misc]  # Ray has no types
                 print(f"{job['label']}: given up at step {step}", file=sys.stderr, flush=True)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        names = ", ".join(job["label"] for job in trial.config["jobs"])
-        print(f"FAILED: {names}", file=sys.stderr, flush=True)
+        failed = [job["label"] for job in trial.config["jobs"] if (Path(job["folder"]) / "error.json").is_file()]
+        print(f"FAILED: {', '.join(failed)}", file=sys.stderr, flush=True)
 
 
 def asha(recipe: SweepConfig) -> ASHAScheduler:

@@ -34,6 +34,11 @@ class Entry:
         return inspect.cleandoc(self.build.__doc__ or "")
 
 
+def expected(top1: str | None) -> str:
+    """What the paper found with a linear classifier; None is a training that its table says failed."""
+    return "it to fail, as it did in the paper" if top1 is None else f"{top1} % linear top-1 of the teacher (paper)"
+
+
 CATALOG: dict[str, Entry] = {}
 
 

@@ -109,7 +109,7 @@ def _plane(outcomes: Outcomes) -> str:
     )
     return f"""## The p x m plane: BYOL on digits
 
-Linear top-1 of the teacher, {len(small.GRID_SEEDS)} seeds. Best p per seed: {per_seed or "not complete"}.
+Linear top-1 of the teacher, {len(small.SEEDS)} seeds. Best p per seed: {per_seed or "not complete"}.
 
 {tables.grid_table(outcomes, small.GRID_MOMENTA, small.GRID_PROBABILITIES)}"""
 

@@ -34,7 +34,6 @@ from sts_pipelines.study.plan import Study, StudyRun
 
 BACKBONE = "test_resnet"
 SEEDS = (1, 2, 3, 4, 5)
-GRID_SEEDS = SEEDS
 DIGIT_TEST = 359
 CIFAR_TRAIN, CIFAR_TEST = 4000, 2000
 GRID_MOMENTA = (0.0, 0.9, 0.98)
@@ -62,30 +61,21 @@ def control(smoothing: SmoothingConfig) -> SmoothingConfig:
     return replace(smoothing.matched_moving_average(), momentum=round(smoothing.effective_momentum, 6))
 
 
-def byol_teachers() -> dict[str, SmoothingConfig]:
-    sts = teacher(0.9, 0.7)  # p: paper
+def teachers(m: float, p: float) -> dict[str, SmoothingConfig]:
+    """What BYOL and MoCo are compared with: STS(m, p), its control, and TMA and SE, which are equally fast."""
+    sts = teacher(m, p)
     return {
         "none": teacher(0.0, 0.0),
-        "tma": teacher(0.9, 0.0),
-        "se-layer": teacher(0.0, 0.9, "layer"),
-        "se-channel": teacher(0.0, 0.9, "channel"),
-        "se-neuron": teacher(0.0, 0.9, "neuron"),
+        "tma": teacher(m, 0.0),
+        "se-layer": teacher(0.0, m, "layer"),
+        "se-channel": teacher(0.0, m, "channel"),
+        "se-neuron": teacher(0.0, m, "neuron"),
         "sts": sts,
         "control": control(sts),
     }
 
 
-def moco_teachers() -> dict[str, SmoothingConfig]:
-    sts = teacher(0.97, 0.5)  # p: paper
-    return {
-        "none": teacher(0.0, 0.0),
-        "tma": teacher(0.97, 0.0),
-        "se-layer": teacher(0.0, 0.97, "layer"),
-        "se-channel": teacher(0.0, 0.97, "channel"),
-        "se-neuron": teacher(0.0, 0.97, "neuron"),
-        "sts": sts,
-        "control": control(sts),
-    }
+BYOL_TEACHERS, MOCO_TEACHERS = teachers(0.9, 0.7), teachers(0.97, 0.5)  # p: paper
 
 
 def fixmatch_teachers() -> dict[str, SmoothingConfig]:
@@ -169,12 +159,19 @@ GENTLE_LR = 0.4
 ROBUST = ("tma", "sts", "control")
 
 
-def byol_digits_runs(seed: int) -> list[StudyRun]:
-    runs = [_untrained("byol-digits", byol(DIGITS_BYOL, teacher(0.0, 0.0), seed=seed, steps=22, lr=0.0))]
-    for name, smoothing in byol_teachers().items():
-        training = byol(DIGITS_BYOL, smoothing, seed=seed, steps=BYOL_STEPS, lr=BYOL_LR)
-        shown = DIGIT_TEST if name in ROBUST else 0
-        runs.append(StudyRun(experiment="byol-digits", teacher=name, training=training, corruptions=shown))
+def digits_runs(seed: int) -> list[StudyRun]:
+    """BYOL and MoCo on digits."""
+    runs: list[StudyRun] = []
+    for method, data, smoothings, steps, lr in (
+        (byol, DIGITS_BYOL, BYOL_TEACHERS, BYOL_STEPS, BYOL_LR),
+        (moco, DIGITS_MOCO, MOCO_TEACHERS, MOCO_STEPS, MOCO_LR),
+    ):
+        experiment = f"{data.recipe}-digits"
+        runs.append(_untrained(experiment, method(data, teacher(0.0, 0.0), seed=seed, steps=22, lr=0.0)))
+        for name, smoothing in smoothings.items():
+            training = method(data, smoothing, seed=seed, steps=steps, lr=lr)
+            shown = DIGIT_TEST if name in ROBUST else 0
+            runs.append(StudyRun(experiment=experiment, teacher=name, training=training, corruptions=shown))
     return runs
 
 
@@ -183,17 +180,8 @@ def gentle_runs(seed: int) -> list[StudyRun]:
     start = byol(DIGITS_BYOL, teacher(0.0, 0.0), seed=seed, steps=22, lr=0.0)
     runs = [_untrained("byol-digits-gentle", start)]
     for name in ("none", "tma", "sts", "control"):
-        training = byol(DIGITS_BYOL, byol_teachers()[name], seed=seed, steps=BYOL_STEPS, lr=GENTLE_LR)
+        training = byol(DIGITS_BYOL, BYOL_TEACHERS[name], seed=seed, steps=BYOL_STEPS, lr=GENTLE_LR)
         runs.append(StudyRun(experiment="byol-digits-gentle", teacher=name, training=training))
-    return runs
-
-
-def moco_digits_runs(seed: int) -> list[StudyRun]:
-    runs = [_untrained("moco-digits", moco(DIGITS_MOCO, teacher(0.0, 0.0), seed=seed, steps=22, lr=0.0))]
-    for name, smoothing in moco_teachers().items():
-        training = moco(DIGITS_MOCO, smoothing, seed=seed, steps=MOCO_STEPS, lr=MOCO_LR)
-        shown = DIGIT_TEST if name in ROBUST else 0
-        runs.append(StudyRun(experiment="moco-digits", teacher=name, training=training, corruptions=shown))
     return runs
 
 
@@ -206,7 +194,7 @@ def fixmatch_digits_runs(seed: int) -> list[StudyRun]:
 
 def grid_runs(seed: int) -> list[StudyRun]:
     """The p x m plane of BYOL on digits; cells that other experiments have too are measured once."""
-    known = {smoothing: name for name, smoothing in byol_teachers().items()}
+    known = {smoothing: name for name, smoothing in BYOL_TEACHERS.items()}
     return [
         StudyRun(
             experiment="byol-digits-grid",
@@ -225,7 +213,7 @@ def cifar_runs(root: Path, images: str, seed: int) -> list[StudyRun]:
     start = byol(data, teacher(0.0, 0.0), seed=seed, steps=31, lr=0.0)
     runs = [_untrained("byol-cifar10", start, images)]
     for name in ("none", "tma", "sts", "control"):
-        training = byol(data, byol_teachers()[name], seed=seed, steps=CIFAR_STEPS, lr=GENTLE_LR)
+        training = byol(data, BYOL_TEACHERS[name], seed=seed, steps=CIFAR_STEPS, lr=GENTLE_LR)
         shown = 500 if name in ROBUST else 0
         runs.append(
             StudyRun(experiment="byol-cifar10", teacher=name, training=training, corruptions=shown, data_digest=images)
@@ -262,9 +250,9 @@ def _untrained(experiment: str, training: TrainingConfig, images: str = "") -> S
 def small_study(*, cifar10: Path | None = None, work: Path | None = None) -> Study:
     """All runs, seed after seed, so that a study that was stopped has all comparisons at fewer seeds."""
     part = None if cifar10 is None or work is None else cifar_part(cifar10, work)
-    digits = (byol_digits_runs, moco_digits_runs, fixmatch_digits_runs, gentle_runs)
+    digits = (digits_runs, fixmatch_digits_runs, gentle_runs)
     runs = [run for seed in SEEDS for part_of_seed in digits for run in part_of_seed(seed)]
-    runs += [run for seed in GRID_SEEDS for run in grid_runs(seed)]
+    runs += [run for seed in SEEDS for run in grid_runs(seed)]
     if part is not None:
         runs += [run for seed in SEEDS for run in cifar_runs(*part, seed)]
     return Study(name="small", runs=runs)

@@ -1,7 +1,8 @@
 """sts check: build a pipeline, take one step on fake data of the right shape on the CPU, and say what it will need.
 
 Prints parameters, units per granularity, steps, batch per worker and a memory estimate, and lets Ray place the workers
-on a simulated machine with 8 GPUs: a mistake costs seconds and not a night. Nothing is written, no data is read.
+on a simulated machine with 8 GPUs: a mistake costs seconds and not a night. Where --data.root is given, it also looks
+whether what training and evaluation read is there. Nothing is written.
 """
 
 import argparse

@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.catalog import CATALOG
+    from sts_pipelines.text_table import text_table
 
     entries = [entry for name, entry in CATALOG.items() if fnmatch.fnmatch(name, arguments.pattern)]
     if not entries:
@@ -28,11 +29,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
         raise UsageError(f"no pipeline matches {arguments.pattern!r}: sts list prints all names")
     rows = [{column: str(getattr(entry, column)) for column in (*COLUMNS, "verb")} for entry in entries]
-    print(json.dumps(rows, indent=2) if arguments.json else _table(rows))
+    headings = {column: column.upper() for column in COLUMNS}
+    print(json.dumps(rows, indent=2) if arguments.json else text_table(rows, headings))
     return 0
-
-
-def _table(rows: list[dict[str, str]]) -> str:
-    lines = [{column: column.upper() for column in COLUMNS}, *rows]
-    widths = {column: max(len(line[column]) for line in lines) for column in COLUMNS}
-    return "\n".join("  ".join(line[column].ljust(widths[column]) for column in COLUMNS).rstrip() for line in lines)
