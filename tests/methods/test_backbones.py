@@ -83,6 +83,14 @@ def test_features_of_another_width_than_stated_are_refused() -> None:
         features(backbone, torch.zeros(2, 3, 16, 8))
 
 
+@pytest.mark.parametrize("name", ["fasternet_t1", "rexnet_100", "ghostnet_050"])  # by DropPath, Dropout, a function
+def test_a_backbone_that_drops_by_default_draws_nothing_in_training(name: str) -> None:
+    backbone = build_backbone(name).train()
+    before = torch.get_rng_state()
+    assert backbone(torch.zeros(2, 3, 64, 64)).isfinite().all()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_an_image_size_that_the_patches_do_not_divide_is_refused_in_one_sentence() -> None:
     encoder = Encoder(build_backbone("test_vit"), nn.Identity())
     with pytest.raises(ConfigError, match=r"VisionTransformer refuses 40x40 \(.*\): change image_size or the backbone"):
