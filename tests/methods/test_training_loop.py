@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sts_core import Smoother, SmoothingConfig, no_smoothing, spatial_ensemble
+from sts_core import Smoother, SmoothingConfig, no_smoothing, spatial_ensemble, temporal_moving_average
 from sts_core.errors import ConfigError
 from sts_methods.byol import ByolConfig
 from sts_methods.data import DataConfig, build_training_data
@@ -89,15 +89,24 @@ def test_the_momentum_follows_its_schedule_and_a_spatial_ensemble_stays_one(tiny
 
 
 def test_a_banks_teachers_are_those_of_separate_runs(tiny: Any, tmp_path: Path) -> None:
-    # The tiny method's teacher influences its student, so the reference is a run whose own teacher is the same.
-    smoothing = tiny.tiny_config().smoothing
-    result = tiny.tiny_fit(tiny.tiny_config(bank={"same": smoothing}), tiny.runtime(tmp_path))
-    own, banked = result.method.teacher, result.bank["same"]
-    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), banked.parameters(), strict=True))
+    # FixMatch's teacher only watches its student, so the student is the same in both runs.
+    own, other = temporal_moving_average(0.9), spatial_ensemble(0.5)
+    config = TrainingConfig(
+        method=FixMatchConfig(backbone="wrn_10_1", stem="cifar", num_classes=10, threshold=0.1),
+        smoothing=own,
+        data=DataConfig(image_size=8, recipe="fixmatch", num_labels=10, unlabelled_ratio=1),
+        global_batch_size=8,
+        steps=3,
+        bank={"own": own, "other": other},
+    )
+    both = fit(config, tiny.runtime(tmp_path / "both"))
+    separate = fit(replace(config, smoothing=other, bank={}), tiny.runtime(tmp_path / "separate"))
+    tiny.assert_same_bits(both.bank["own"].state_dict(), both.method.teacher.state_dict())
+    tiny.assert_same_bits(both.bank["other"].state_dict(), separate.method.teacher.state_dict())
 
 
 def test_every_saved_teacher_names_its_own_smoothing_whatever_the_banks_names(tiny: Any, tmp_path: Path) -> None:
-    bank = {"teacher": spatial_ensemble(0.5, buffers="keep"), "student": no_smoothing(buffers="keep")}
+    bank = {"teacher": spatial_ensemble(0.5), "student": no_smoothing()}
     method = ByolConfig(backbone="wrn_10_1", stem="cifar", hidden_dim=8, projection_dim=4)
     config = TrainingConfig(method=method, data=DataConfig(image_size=8), global_batch_size=8, steps=1, bank=bank)
     fit(config, tiny.runtime(tmp_path))
@@ -281,6 +290,7 @@ def test_buffers_that_do_not_suit_the_methods_teacher_give_a_warning(tiny: Any, 
         ({"collapse_feature_std": float("nan")}, "collapse_feature_std must be zero or positive and finite"),
         ({"collapse_effective_rank": float("inf")}, "collapse_effective_rank must be zero or positive and finite"),
         ({"bank": {".": no_smoothing()}}, "got '.': rename it"),
+        ({"bank": {"mine": no_smoothing(buffers="keep")}}, "got buffers='keep' for 'mine': use 'copy' or 'smooth'"),
     ],
 )
 def test_a_setting_outside_its_domain_is_refused_when_the_config_is_made(tiny: Any, wrong: Any, rule: str) -> None:

@@ -132,7 +132,12 @@ def _check_recipe(config: TrainingConfig) -> None:
 
 
 def _check_bank(config: TrainingConfig) -> None:
-    for name in config.bank:
+    for name, smoothing in config.bank.items():
+        if smoothing.buffers == "keep":
+            raise ConfigError(
+                f"a teacher of the bank never runs and must take its batch norm statistics from the student, got "
+                f"buffers='keep' for {name!r}: use 'copy' or 'smooth'"
+            )
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
             raise ConfigError(
                 f"a teacher of the bank is saved under its name, which may have letters, digits, '-', '_' and, not at "
