@@ -60,7 +60,7 @@ class Run:
         self._config_json = describe(config)
         self._restore()
         self.batches = self.data.steps(self.step)
-        self._window, self._num_images = MetricWindow(), 0
+        self._window, self._num_images, self._num_left_out = MetricWindow(), 0, 0
         self._logged_at = self._saved_at = time.monotonic()
 
     def start(self) -> None:
@@ -79,10 +79,13 @@ class Run:
             self.data.label_split.save(self.runtime.folder / "labels.json")
         verify_ranks(self.learner.named_tensors(), device=self.runtime.device)
 
-    def end_step(self, metrics: Mapping[str, Tensor], batches: Sequence[Batch]) -> None:
-        """Count the step; verify, log and save when it is time to."""
+    def end_step(self, metrics: Mapping[str, Tensor] | None, batches: Sequence[Batch]) -> None:
+        """Count the step, whose metrics are None if it was left out; verify, log and save when it is time to."""
         self.step += 1
-        self._window.add(metrics)
+        if metrics is None:
+            self._num_left_out += 1
+        else:
+            self._window.add(metrics)
         self._num_images += sum(_num_images(batch) for batch in batches) * self.runtime.world_size
         last = self.step == self.total_steps
         if self._every(self.config.verify_ranks_every_steps) or last:
@@ -169,9 +172,10 @@ class Run:
             **(asdict(applied) if applied is not None else {}),
             "images_per_second": self._num_images / max(now - self._logged_at, 1e-9),
             **self._skipped_images(),
+            **({"left_out_batches": self._num_left_out} if self.config.on_nonfinite == "warn" else {}),
             **drift,
         }
-        self._num_images, self._logged_at = 0, now
+        self._num_images, self._num_left_out, self._logged_at = 0, 0, now
         self._saved_at = now if save else self._saved_at
         self.guard.check_health(self.metrics, batches, self.step)
         if save:

@@ -183,11 +183,12 @@ def fit(
         for step in range(run.step, run.total_steps):
             batches = next(run.batches)
             metrics = run.learner.accumulate_gradients(batches)
-            if not run.guard.accepts(metrics["loss"], batches, step):
+            accepted = run.guard.accepts(metrics["loss"], batches, step)
+            if not accepted:
                 run.learner.forget_batches()
             elif run.learner.update_student(step):
                 run.learner.update_teacher(step)
-            run.end_step(metrics, batches)
+            run.end_step(metrics if accepted else None, batches)
         run.save_backbones()
     finally:
         run.close()
