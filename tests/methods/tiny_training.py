@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 from sts_core import Buffers, make_teacher, spatial_temporal_smoothing
@@ -83,6 +85,20 @@ def tiny_config(**changes: Any) -> TrainingConfig:
         "log_every_steps": 1,
     }
     return TrainingConfig(**(values | changes))
+
+
+def photos_config(folder: Path, **changes: Any) -> TrainingConfig:
+    """Four epochs of two steps on eight photographs, one of which cannot be read."""
+    data = DataConfig(dataset="images", root=str(folder), image_size=8, on_error="skip")
+    return tiny_config(data=data, global_batch_size=4, steps=8, track_drift=True, **changes)
+
+
+def write_photos(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(8):
+        pixels = np.random.default_rng(number).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    (folder / "3.png").write_bytes(b"not an image")
 
 
 def tiny_fit(config: TrainingConfig, runtime: Any) -> TrainingResult:

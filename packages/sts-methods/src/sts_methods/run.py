@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-import torch
 from torch import Tensor, nn
 
 from sts_core.errors import ConfigError
 from sts_methods.data import TrainingData, build_training_data
-from sts_methods.distributed import sum_over_ranks
+from sts_methods.distributed import gather_batch, gather_objects
 from sts_methods.drift_tracking import DriftTracker
 from sts_methods.export import save_backbone
 from sts_methods.guards import Guard, agree, verify_ranks
@@ -201,16 +200,17 @@ class Run:
         return getattr(self.data, "fingerprint", None)
 
     def _skipped_images(self) -> dict[str, float]:
-        """How many unreadable images the ranks, added up, have met since this start; nothing if they stop the run."""
+        """How many unreadable images the ranks together have met since this start; nothing if they stop the run."""
         if self.config.data.on_error != "skip":
             return {}
-        skipped = torch.tensor(len(self.data.skipped), device=self.runtime.device)
-        return {"skipped_images": sum_over_ranks(skipped).item()}
+        return {"skipped_images": len(set().union(*gather_objects(set(self.data.skipped))))}
 
     def _drift_tracker(self) -> DriftTracker:
-        """On the first view of the first batch: the same images in every run of this seed and after a resume."""
-        batches = self.data.steps(0)
-        return DriftTracker(self.learner.method.teacher, next(batches)[0].views[0])
+        """On the first view of the ranks' first batch: the same images in every run of this seed and after a resume."""
+        first = next(self.data.steps(0))[0]
+        if self.config.data.on_error == "skip":
+            self.data.skipped.clear()  # a resumed run may have met none of these
+        return DriftTracker(self.learner.method.teacher, gather_batch(first.views[0]))
 
 
 def describe(config: "TrainingConfig") -> dict[str, Any]:
