@@ -112,6 +112,7 @@ def train(name: str) -> dict[str, Any]:
         result = wrapped(local_batch(step, 3 if isinstance(config, DinoConfig) else 2))
         optimizer.zero_grad()
         result.loss.backward()
+        method.adjust_gradients_(step)
         if step == 0:
             gradients = {n: p.grad.clone() for n, p in method.student.named_parameters() if p.grad is not None}
         optimizer.step()
