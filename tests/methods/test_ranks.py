@@ -99,6 +99,17 @@ def test_after_two_steps_all_tensors_are_equal_on_all_ranks_and_those_of_one_wor
     assert_close(first, one_process[name]["state"], tolerance=5e-5)
 
 
+@pytest.mark.parametrize("name", cases.ACCUMULATED)
+def test_two_workers_accumulate_the_gradients_of_one_over_the_same_micro_batches(
+    name: str, two_ranks: tuple[Results, Results], one_process: Results
+) -> None:
+    first, second = (result[f"accumulated_{name}"] for result in two_ranks)
+    whole = one_process[f"accumulated_{name}"]
+    torch.testing.assert_close((first["loss"] + second["loss"]) / 2, whole["loss"], rtol=2e-5, atol=1e-6)
+    assert_close(first["gradients"], whole["gradients"], tolerance=2e-5)
+    assert_close(second["gradients"], first["gradients"], tolerance=0.0)
+
+
 @pytest.mark.parametrize("name", ["moco_2_groups", "moco_4_groups"])
 def test_group_batch_norm_and_shuffling_change_the_result(name: str, one_process: Results) -> None:
     """The comparison above would also hold if groups and shuffling did nothing."""

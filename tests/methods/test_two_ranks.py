@@ -105,6 +105,6 @@ def test_a_script_started_with_torchrun_trains_one_run_on_all_its_processes(tiny
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     subprocess.run([*torchrun, script, str(tmp_path / "two"), "4"], env=environment, check=True, timeout=300)
     assert read_manifest(tmp_path / "two" / "checkpoints" / "step-00000004")["meta"]["world_size"] == 2
-    tiny.tiny_fit(tiny.tiny_config(steps=4), tiny.runtime(tmp_path / "one"))
+    tiny.tiny_fit(tiny.script_config(4), tiny.runtime(tmp_path / "one"))
     losses = [[entry["loss"] for entry in tiny.logged(tmp_path / name)] for name in ("one", "two")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -101,6 +101,11 @@ def write_photos(folder: Path) -> None:
     (folder / "3.png").write_bytes(b"not an image")
 
 
+def script_config(num_steps: int) -> TrainingConfig:
+    """What this module trains as a script."""
+    return tiny_config(steps=num_steps, global_batch_size=32, checkpoint_every_steps=1)
+
+
 def tiny_fit(config: TrainingConfig, runtime: Any) -> TrainingResult:
     assert isinstance(config.method, TinyConfig)
     return fit(config, runtime, method=TinyMethod(config.method, seed=config.seed))
@@ -145,6 +150,5 @@ def logged(folder: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    # tiny_training.py FOLDER [STEPS]: the parent kills this process when it likes, or starts it with torchrun.
-    num_steps = int(sys.argv[2]) if len(sys.argv) > 2 else 200
-    tiny_fit(tiny_config(steps=num_steps, checkpoint_every_steps=1), LocalRuntime(sys.argv[1], progress=False))
+    # tiny_training.py FOLDER STEPS: the parent kills this process when it likes, or starts it with torchrun.
+    tiny_fit(script_config(int(sys.argv[2])), LocalRuntime(sys.argv[1], progress=False))
