@@ -49,6 +49,7 @@ NORM_INPUTS = {
     "uneven": (8, 5, 2, 2),
     "offset": (8, 5, 4, 3),
     "bfloat16": (8, 5, 4, 3),
+    "float64": (8, 5, 4, 3),
     "as_on_a_gpu": (8, 5, 4, 3),
     "as_on_a_gpu_uneven": (8, 5, 2, 2),
 }
@@ -70,7 +71,9 @@ def normalise(kind: str) -> dict[str, Tensor]:
         x, dy = (tensor.to(memory_format=torch.channels_last) for tensor in (x, dy))
     if kind == "bfloat16":
         x, dy = x.bfloat16(), dy.bfloat16()
-    layer = CrossRankBatchNorm(5)
+    if kind == "float64":
+        x, dy = x.double(), dy.double()
+    layer = CrossRankBatchNorm(5).to(torch.float64 if kind == "float64" else torch.float32)
     with torch.no_grad():
         layer.weight.copy_(torch.randn(5, generator=draw))
         layer.bias.copy_(torch.randn(5, generator=draw))

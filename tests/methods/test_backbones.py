@@ -79,7 +79,10 @@ def test_only_the_first_block_of_a_wide_resnet_activates_its_shortcut() -> None:
 def test_features_of_another_width_than_stated_are_refused() -> None:
     backbone = WideResNet(depth=10, width=1)
     backbone.num_features = 960
-    with pytest.raises(ConfigError, match=r"the 960 features .* WideResNet makes \[64\] of 16x8 pixels"), torch.no_grad():
+    with (
+        pytest.raises(ConfigError, match=r"the 960 features .* WideResNet makes \[64\] of 16x8 pixels"),
+        torch.no_grad(),
+    ):
         features(backbone, torch.zeros(2, 3, 16, 8))
 
 

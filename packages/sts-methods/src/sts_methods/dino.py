@@ -26,7 +26,8 @@ NUM_GLOBAL_VIEWS = 2
 class DinoConfig:
     """The networks and temperatures of DINO; numbers from facebookresearch/dino main_dino.py, vision_transformer.py.
 
-    Left out: stochastic depth in the student's backbone (--drop_path_rate 0.1) and a trained gain of the last layer.
+    Left out: stochastic depth in the student's backbone (--drop_path_rate 0.1), a trained gain of the last layer, and
+    the cosine schedule of the weight decay (--weight_decay to --weight_decay_end).
     """
 
     backbone: str = "vit_small_patch16_224"  # --arch, --patch_size
@@ -51,7 +52,7 @@ class DinoConfig:
     """Steps over which the teacher's temperature moves linearly to its final value."""
     center_momentum: float = 0.9  # DINOLoss
     """Momentum of the centre that is subtracted from the teacher's scores."""
-    freeze_prototypes_steps: int = 0  # --freeze_last_layer is one epoch: a recipe that knows its length sets it
+    freeze_prototypes_steps: int = 0  # --freeze_last_layer is one epoch, whose steps depend on data and batch
     """Steps at the start in which the prototypes do not learn."""
 
     def __post_init__(self) -> None:

@@ -137,7 +137,7 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.method.load_state_dict(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.scaler.is_enabled():
+        if self.scaler.is_enabled() and state["scaler"]:  # empty where float16 was asked for and not to be had
             self.scaler.load_state_dict(state["scaler"])
         self.smoother.load_state_dict(state["smoother"])
         if self.bank is not None:
