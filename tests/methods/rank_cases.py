@@ -16,14 +16,17 @@ from torch import Tensor
 from sts_core import Smoother, spatial_temporal_smoothing
 from sts_methods.batch_norm import CrossRankBatchNorm
 from sts_methods.byol import ByolConfig
+from sts_methods.data import DataConfig
 from sts_methods.dino import DinoConfig
 from sts_methods.distributed import rank, world_size
 from sts_methods.fixmatch import FixMatchConfig
+from sts_methods.learner import Learner
 from sts_methods.mean_teacher import MeanTeacherConfig
 from sts_methods.method import Batch
-from sts_methods.methods import MethodConfig, build_method
+from sts_methods.methods import MethodConfig, build_method, method_name
 from sts_methods.moco import MoCoConfig
-from sts_methods.runtime import distribute
+from sts_methods.runtime import LocalRuntime, distribute
+from sts_methods.training import TrainingConfig
 
 NUM_IMAGES = 8
 SMALL = {"backbone": "wrn_10_1", "stem": "cifar"}
@@ -38,6 +41,7 @@ METHODS: dict[str, MethodConfig] = {
     "mean_teacher": MeanTeacherConfig(**SMALL, num_classes=3, ramp_up_steps=2),  # type: ignore[arg-type]
     "dino": DinoConfig(**SMALL, hidden_dim=16, bottleneck_dim=8, num_prototypes=12, freeze_prototypes_steps=1),  # type: ignore[arg-type]
 }
+ACCUMULATED = ("byol", "moco_4_groups")
 NORM_INPUTS = {
     "images": (8, 5, 4, 3),
     "channels_last": (8, 5, 4, 3),
@@ -45,6 +49,7 @@ NORM_INPUTS = {
     "uneven": (8, 5, 2, 2),
     "offset": (8, 5, 4, 3),
     "bfloat16": (8, 5, 4, 3),
+    "float64": (8, 5, 4, 3),
     "as_on_a_gpu": (8, 5, 4, 3),
     "as_on_a_gpu_uneven": (8, 5, 2, 2),
 }
@@ -66,7 +71,9 @@ def normalise(kind: str) -> dict[str, Tensor]:
         x, dy = (tensor.to(memory_format=torch.channels_last) for tensor in (x, dy))
     if kind == "bfloat16":
         x, dy = x.bfloat16(), dy.bfloat16()
-    layer = CrossRankBatchNorm(5)
+    if kind == "float64":
+        x, dy = x.double(), dy.double()
+    layer = CrossRankBatchNorm(5).to(torch.float64 if kind == "float64" else torch.float32)
     with torch.no_grad():
         layer.weight.copy_(torch.randn(5, generator=draw))
         layer.bias.copy_(torch.randn(5, generator=draw))
@@ -112,6 +119,7 @@ def train(name: str) -> dict[str, Any]:
         result = wrapped(local_batch(step, 3 if isinstance(config, DinoConfig) else 2))
         optimizer.zero_grad()
         result.loss.backward()
+        method.adjust_gradients_(step)
         if step == 0:
             gradients = {n: p.grad.clone() for n, p in method.student.named_parameters() if p.grad is not None}
         optimizer.step()
@@ -120,9 +128,35 @@ def train(name: str) -> dict[str, Any]:
     return {"losses": torch.stack(losses), "gradients": gradients, "state": method.state_dict()}
 
 
+def learner_of(name: str, **changes: Any) -> Learner:
+    """The parts of a step of a method, with settings of the training."""
+    method = build_method(METHODS[name], seed=3)
+    config = TrainingConfig(
+        method=METHODS[name],
+        smoothing=spatial_temporal_smoothing(0.5, 0.5, buffers=method.teacher_buffers),
+        data=DataConfig(recipe=method_name(METHODS[name])),  # type: ignore[arg-type]
+        steps=2,
+        **changes,
+    )
+    return Learner(config, method, LocalRuntime("nowhere", progress=False), total_steps=2, steps_per_epoch=1)
+
+
+def micro_batches(name: str) -> list[Batch]:
+    return [local_batch(step, 3 if isinstance(METHODS[name], DinoConfig) else 2) for step in range(2)]
+
+
+def accumulate(name: str) -> dict[str, Any]:
+    """The loss and the gradients of a step of two micro-batches."""
+    learner = learner_of(name)
+    loss = learner.accumulate_gradients(micro_batches(name))["loss"]
+    student = learner.method.student
+    return {"loss": loss, "gradients": {n: p.grad for n, p in student.named_parameters() if p.grad is not None}}
+
+
 def run_all() -> dict[str, Any]:
     norms = {f"norm_{kind}": normalise(kind) for kind in NORM_INPUTS}
-    return {**norms, **{name: train(name) for name in METHODS}}
+    accumulated = {f"accumulated_{name}": accumulate(name) for name in ACCUMULATED}
+    return {**norms, **accumulated, **{name: train(name) for name in METHODS}}
 
 
 def main(rank: int, world: int, store_file: str, output_file: str) -> None:

@@ -76,11 +76,22 @@ def test_only_the_first_block_of_a_wide_resnet_activates_its_shortcut() -> None:
             assert not torch.equal(into_block, activated)
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # timm's, of this network
 def test_features_of_another_width_than_stated_are_refused() -> None:
-    backbone = build_backbone("inception_next_atto").eval()
-    with pytest.raises(ConfigError, match=r"MetaNeXt makes \[0\] of 64x64 pixels"), torch.no_grad():
-        features(backbone, torch.zeros(1, 3, 64, 64))
+    backbone = WideResNet(depth=10, width=1)
+    backbone.num_features = 960
+    with (
+        pytest.raises(ConfigError, match=r"the 960 features .* WideResNet makes \[64\] of 16x8 pixels"),
+        torch.no_grad(),
+    ):
+        features(backbone, torch.zeros(2, 3, 16, 8))
+
+
+@pytest.mark.parametrize("name", ["fasternet_t1", "rexnet_100", "ghostnet_050"])  # by DropPath, Dropout, a function
+def test_a_backbone_that_drops_by_default_draws_nothing_in_training(name: str) -> None:
+    backbone = build_backbone(name).train()
+    before = torch.get_rng_state()
+    assert backbone(torch.zeros(2, 3, 64, 64)).isfinite().all()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_an_image_size_that_the_patches_do_not_divide_is_refused_in_one_sentence() -> None:

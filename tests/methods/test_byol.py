@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sts_core import Smoother, no_smoothing
 from sts_methods import Batch, Byol, ByolConfig
 from sts_methods.batch_norm import CrossRankBatchNorm
 
@@ -54,20 +53,6 @@ def test_gradients_reach_all_of_the_student_and_none_of_the_teacher() -> None:
     method(batch()).loss.backward()
     assert all(p.grad is not None for p in method.student.parameters())
     assert all(p.grad is None and not p.requires_grad for p in method.teacher.parameters())
-
-
-def test_without_smoothing_the_teacher_is_the_student() -> None:
-    method = Byol(SMALL, seed=0)
-    smoother = Smoother(
-        student=method.student, teacher=method.teacher, config=no_smoothing(buffers=method.teacher_buffers), seed=0
-    )
-    optimizer = torch.optim.SGD(method.student.parameters(), lr=0.1)
-    method(batch()).loss.backward()
-    optimizer.step()
-    student, teacher = dict(method.student.named_parameters()), dict(method.teacher.named_parameters())
-    assert not torch.equal(student["head.0.weight"], teacher["head.0.weight"])
-    smoother.update()
-    assert all(torch.equal(student[name], tensor) for name, tensor in teacher.items())
 
 
 def test_the_teacher_runs_in_train_mode_with_statistics_of_its_own() -> None:

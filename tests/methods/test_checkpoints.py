@@ -135,6 +135,20 @@ def test_a_torn_newest_is_passed_over_with_a_warning_and_the_one_before_used(tmp
     assert torch.equal(_weight(state), _weight(_state(1)))
 
 
+def test_a_damaged_newer_one_does_not_cost_the_checkpoint_just_written(tmp_path: Path) -> None:
+    for step in (1, 8, 9):
+        write_checkpoint(CheckpointStore(tmp_path).path(step), _state(step))
+    for step in (8, 9):
+        _cut(CheckpointStore(tmp_path).path(step) / "state.pt")
+    store = CheckpointStore(tmp_path, keep=1)
+    with pytest.warns(UserWarning, match="damaged"):
+        assert store.newest_intact() == 1
+    store.save(2, _state(2))
+    store.close()
+    assert store.steps() == [2]
+    assert store.newest_intact() == 2
+
+
 def test_what_a_killed_writer_left_behind_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "step-00000001", _state(1))
     partial = tmp_path / ".step-00000002.partial"

@@ -1,11 +1,25 @@
 """DINO: centring, sharpening, multi-crop and frozen prototypes."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sts_core import ConfigError
-from sts_methods import Batch, Dino, DinoConfig
+from sts_methods import (
+    Batch,
+    DataConfig,
+    Dino,
+    DinoConfig,
+    LocalRuntime,
+    OptimizerConfig,
+    TrainingConfig,
+    build_method,
+    fit,
+)
 from sts_methods.batch_norm import CrossRankBatchNorm
 from sts_methods.dino import teacher_temperature
 from sts_methods.method import Network
@@ -64,24 +78,35 @@ def test_the_teacher_sees_the_global_views_only_and_equal_sizes_go_together() ->
     assert seen == {"student": [(8, 64), (8, 32)], "teacher": [(8, 64)]}
 
 
-def test_frozen_prototypes_get_zeros_for_a_gradient_and_the_rest_learns() -> None:
-    gradients = {}
-    for frozen_steps in (0, 1):
-        method = Dino(small(freeze_prototypes_steps=frozen_steps), seed=0)
-        method(batch(step=0)).loss.backward()
-        assert all(p.grad is not None for p in method.student.parameters())
-        gradients[frozen_steps] = {name: p.grad for name, p in method.student.named_parameters()}
-    free, frozen = gradients[0], gradients[1]
-    assert torch.equal(frozen["prototypes.weight"], torch.zeros(12, 8))  # type: ignore[arg-type]
-    assert free["prototypes.weight"].abs().sum() > 0  # type: ignore[union-attr]
-    torch.testing.assert_close(frozen["head.0.weight"], free["head.0.weight"])
-
-
-def test_prototypes_learn_after_the_frozen_steps() -> None:
-    method = Dino(small(freeze_prototypes_steps=1), seed=0)
+def test_frozen_prototypes_have_no_gradient_and_the_rest_learns() -> None:
+    method = Dino(small(freeze_prototypes_steps=2), seed=0)
     method(batch(step=1)).loss.backward()
-    assert method.student.prototypes.weight.grad is not None
-    assert method.student.prototypes.weight.grad.abs().sum() > 0
+    method.adjust_gradients_(1)
+    assert {name for name, p in method.student.named_parameters() if p.grad is None} == {"prototypes.weight"}
+    method(batch(step=2)).loss.backward()
+    method.adjust_gradients_(2)
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in method.student.parameters())
+
+
+def test_after_the_frozen_steps_adamw_begins_with_prototypes_that_have_not_decayed(tmp_path: Path) -> None:
+    """Bias correction makes the first step of AdamW lr·sign(gradient), whatever the gradient's size."""
+    config = TrainingConfig(
+        method=small(backbone="wrn_10_1", stem="cifar", freeze_prototypes_steps=2),
+        data=DataConfig(recipe="dino", image_size=8, num_local_crops=0),
+        optimizer=OptimizerConfig(name="adamw", lr=0.01, scale_lr=False, weight_decay=0.5, schedule="constant"),
+        global_batch_size=16,
+        accumulation=2,
+        steps=2,
+    )
+
+    def prototypes(steps: int) -> Tensor:
+        result = fit(replace(config, steps=steps), LocalRuntime(tmp_path / str(steps), progress=False))
+        return result.method.get_parameter("student.prototypes.weight").detach()
+
+    start = build_method(config.method, seed=0).get_parameter("student.prototypes.weight").detach()
+    assert torch.equal(prototypes(2), start)
+    moved = prototypes(3) - start * (1 - 0.01 * 0.5)
+    torch.testing.assert_close(moved.abs(), torch.full_like(moved, 0.01), rtol=1e-3, atol=1e-6)
 
 
 def test_the_teachers_temperature_warms_up_linearly() -> None:

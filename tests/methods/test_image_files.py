@@ -18,6 +18,7 @@ from sts_methods import Batch, DataConfig, ImageReadError, TrainingData, build_t
 from sts_methods.datasets import IMAGE_SUFFIXES, ImageArrays, ImageFiles, Paths, open_source
 from sts_methods.feeds import FileViews, Request
 from sts_methods.reading import read_image
+from sts_methods.run import Run
 from sts_methods.sampler import Keys
 from sts_methods.views import weak_and_strong
 
@@ -197,6 +198,16 @@ def test_a_run_that_skips_images_logs_their_number(folder: Path, tmp_path: Path,
     assert tiny.logged(tmp_path / "run")[0]["skipped_images"] == 3
     plain = tiny.tiny_fit(tiny.tiny_config(steps=1), tiny.runtime(tmp_path / "plain"))
     assert "skipped_images" not in plain.metrics
+
+
+def test_the_batch_that_measures_drift_skips_nothing_of_the_run(tmp_path: Path, tiny: ModuleType) -> None:
+    tiny.write_photos(tmp_path / "photos")
+    config = replace(tiny.photos_config(tmp_path / "photos"), global_batch_size=8)  # the first batch has all images
+    run = Run(config, tiny.runtime(tmp_path / "run"), method=tiny.TinyMethod(config.method, seed=0))
+    assert run.drift is not None
+    assert run.data.skipped == {}
+    next(run.batches)
+    assert len(run.data.skipped) == 1
 
 
 def test_a_skipped_labelled_image_is_replaced_within_the_labelled_set(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Every method learns on handwritten digits: a linear probe of its teacher beats that of the untrained network."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,13 +79,13 @@ RUNS = {
             hidden_dim=256,
             head_batch_norm=True,
             bottleneck_dim=64,
-            num_prototypes=64,
+            num_prototypes=256,
         ),
         DataConfig(image_size=SIZE, recipe="dino", num_local_crops=2),
-        ADAM,
+        replace(ADAM, warmup_epochs=0.5),
         KEEP,
-        batch=128,
-        steps=150,
+        batch=64,
+        steps=60,
     ),
     "fixmatch": training(
         FixMatchConfig(backbone=BACKBONE, stem="cifar", num_classes=10, threshold=0.9),

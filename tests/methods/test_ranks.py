@@ -62,13 +62,13 @@ def test_cross_rank_batch_norm_on_two_ranks_equals_one_process_on_the_whole_batc
     first, second = (result[f"norm_{kind}"] for result in two_ranks)
     whole = one_process[f"norm_{kind}"]
     # Values near 30 carry rounding of 2e-6 themselves, bfloat16 that of its 8 bits.
-    tolerance = {"offset": 1e-5, "bfloat16": 2e-2}.get(kind, 1e-6)
+    tolerance = {"offset": 1e-5, "bfloat16": 2e-2, "float64": 1e-12}.get(kind, 1e-6)
     for name in ("y", "dx"):
         torch.testing.assert_close(torch.cat([first[name], second[name]]), whole[name], rtol=0.0, atol=tolerance)
     for name in ("dweight", "dbias"):
-        torch.testing.assert_close(first[name] + second[name], whole[name], rtol=0.0, atol=10 * tolerance)
+        torch.testing.assert_close(first[name] + second[name], whole[name], rtol=tolerance, atol=tolerance)
     for name in ("running_mean", "running_var", "num_batches_tracked"):
-        torch.testing.assert_close(first[name], whole[name], rtol=1e-6, atol=tolerance)
+        torch.testing.assert_close(first[name], whole[name], rtol=tolerance, atol=tolerance)
         assert torch.equal(first[name], second[name])
 
 
@@ -97,6 +97,17 @@ def test_after_two_steps_all_tensors_are_equal_on_all_ranks_and_those_of_one_wor
     for tensor in first:
         assert torch.equal(first[tensor], second[tensor]), tensor
     assert_close(first, one_process[name]["state"], tolerance=5e-5)
+
+
+@pytest.mark.parametrize("name", cases.ACCUMULATED)
+def test_two_workers_accumulate_the_gradients_of_one_over_the_same_micro_batches(
+    name: str, two_ranks: tuple[Results, Results], one_process: Results
+) -> None:
+    first, second = (result[f"accumulated_{name}"] for result in two_ranks)
+    whole = one_process[f"accumulated_{name}"]
+    torch.testing.assert_close((first["loss"] + second["loss"]) / 2, whole["loss"], rtol=2e-5, atol=1e-6)
+    assert_close(first["gradients"], whole["gradients"], tolerance=2e-5)
+    assert_close(second["gradients"], first["gradients"], tolerance=0.0)
 
 
 @pytest.mark.parametrize("name", ["moco_2_groups", "moco_4_groups"])

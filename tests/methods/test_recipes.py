@@ -94,8 +94,19 @@ def test_recipes_come_in_the_variants_of_their_sources() -> None:
     assert recipes.fixmatch_cifar("cifar100", labels=400).method.num_classes == 100  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("epochs", "lr", "m", "decay"),
+    [(40, 0.45, 0.97, 1e-6), (100, 0.45, 0.99, 1e-6), (300, 0.3, 0.99, 1e-6), (1000, 0.2, 0.996, 1.5e-6)],
+)
+def test_deepminds_numbers_belong_to_the_length_of_the_training(epochs: int, lr: float, m: float, decay: float) -> None:
+    recipe = recipes.byol_imagenet("deepmind", epochs=epochs)
+    assert (recipe.optimizer.lr, recipe.smoothing.momentum, recipe.optimizer.weight_decay) == (lr, m, decay)
+    assert recipes.byol_imagenet("deepmind", epochs=epochs, m=0.5).smoothing.momentum == 0.5
+    assert recipes.byol_imagenet("code", epochs=epochs).smoothing.momentum == 0.99
+
+
 def test_a_recipe_that_nobody_has_published_is_refused() -> None:
     with pytest.raises(ConfigError, match="code, paper or deepmind"):
         recipes.byol_imagenet("google")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="for 100, 300, 1000 epochs, got 200"):
+    with pytest.raises(ConfigError, match="for 40, 100, 300, 1000 epochs, got 200"):
         recipes.byol_imagenet("deepmind", epochs=200)

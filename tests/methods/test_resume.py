@@ -53,21 +53,22 @@ def test_a_run_that_crashes_at_random_steps_ends_with_the_same_bits(tiny: Any, t
 
 @pytest.mark.slow
 def test_a_run_killed_over_and_over_ends_with_the_same_bits(tiny: Any, tmp_path: Path) -> None:
-    config = tiny.tiny_config(steps=200, checkpoint_every_steps=1)
+    config = tiny.script_config(120)
     straight = tiny.tiny_fit(config, tiny.runtime(tmp_path / "straight"))
     draws = random.Random(0)
     script = Path(__file__).with_name("tiny_training.py")
     folder = tmp_path / "killed"
-    for target in sorted(draws.sample(range(5, 190), 3)):
-        with subprocess.Popen([sys.executable, str(script), str(folder)]) as process:
-            while process.poll() is None and max(tiny.runtime(folder).checkpoints.steps(), default=0) < target:
+    checkpoints = tiny.runtime(folder).checkpoints
+    for target in sorted(draws.sample(range(5, 80), 3)):
+        with subprocess.Popen([sys.executable, str(script), str(folder), "120"]) as process:
+            while process.poll() is None and max(checkpoints.steps(), default=0) < target:
                 time.sleep(0.001)
             assert process.poll() is None, "the run ended before it could be killed"
             time.sleep(draws.random() * 0.01)
             os.kill(process.pid, signal.SIGKILL)
     resumed = tiny.tiny_fit(config, tiny.runtime(folder))
     tiny.assert_same_bits(tiny.weights(straight), tiny.weights(resumed))
-    assert [entry["step"] for entry in tiny.logged(folder)] == list(range(1, 201))
+    assert [entry["step"] for entry in tiny.logged(folder)] == list(range(1, 121))
 
 
 def test_a_corrupt_newest_checkpoint_costs_time_and_not_bits(tiny: Any, tmp_path: Path) -> None:

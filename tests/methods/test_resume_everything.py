@@ -103,3 +103,14 @@ def test_the_scaler_of_float16_goes_on_with_the_scale_it_had(
     assert states[0]["scaler"] == states[1]["scaler"]
     assert states[0]["scaler"]["scale"] == 2.0**14
     assert states[0]["smoother"]["step"] == 4
+
+
+def test_a_run_that_began_without_float16_goes_on_with_a_new_scaler(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a run moves from a CPU, which trained it in float32, to a GPU."""
+    with pytest.raises(tiny.CrashError):
+        tiny.tiny_fit(tiny.tiny_config(steps=4), tiny.CrashingRuntime(tmp_path, 2))
+    monkeypatch.setattr("sts_methods.learner.autocast_dtype", lambda precision, device: torch.float16)
+    assert tiny.tiny_fit(tiny.tiny_config(steps=4), tiny.runtime(tmp_path)).step == 4
+    assert tiny.runtime(tmp_path).restore()["scaler"]["scale"] > 0.0

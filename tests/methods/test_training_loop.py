@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sts_core import Smoother, SmoothingConfig, no_smoothing, spatial_ensemble
+from sts_core import Smoother, SmoothingConfig, no_smoothing, spatial_ensemble, temporal_moving_average
 from sts_core.errors import ConfigError
 from sts_methods.byol import ByolConfig
 from sts_methods.data import DataConfig, build_training_data
@@ -17,6 +17,7 @@ from sts_methods.fixmatch import FixMatchConfig
 from sts_methods.guards import CollapseError, NonFiniteLossError
 from sts_methods.learner import Learner
 from sts_methods.method import Batch, StepResult
+from sts_methods.methods import MethodConfig, build_method, method_name
 from sts_methods.moco import MoCo, MoCoConfig
 from sts_methods.optim import OptimizerConfig
 from sts_methods.precision import autocast_dtype, cpu_supports
@@ -43,10 +44,37 @@ def test_the_loop_equals_the_algorithm_written_out(tiny: Any, tmp_path: Path) ->
         torch.testing.assert_close(result.method.state_dict()[name], tensor, msg=name)
 
 
-def test_no_smoothing_makes_the_teachers_weights_the_students(tiny: Any, tmp_path: Path) -> None:
-    result = tiny.tiny_fit(tiny.tiny_config(smoothing=no_smoothing(buffers="keep")), tiny.runtime(tmp_path))
-    teacher, student = result.backbone("teacher"), result.backbone("student")
-    assert all(torch.equal(t, s) for t, s in zip(teacher.parameters(), student.parameters(), strict=True))
+def test_data_of_ones_own_takes_the_place_of_the_configs(tiny: Any, tmp_path: Path) -> None:
+    config = tiny.tiny_config(steps=2, accumulation=2)
+
+    def weights(name: str, seed: int | None) -> Any:
+        data = (
+            None if seed is None else build_training_data(config.data, seed=seed, global_batch_size=352, accumulation=2)
+        )
+        method = tiny.TinyMethod(config.method, seed=0)
+        return tiny.weights(fit(config, tiny.runtime(tmp_path / name), method=method, data=data))
+
+    tiny.assert_same_bits(weights("passed", 0), weights("built", None))
+    assert not torch.equal(weights("other", 1)["queue"], weights("again", 0)["queue"])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ByolConfig(backbone="wrn_10_1", stem="cifar", hidden_dim=8, projection_dim=4),
+        MoCoConfig(backbone="wrn_10_1", stem="cifar", dim=4, queue_size=16, bn_groups=2),
+    ],
+    ids=method_name,
+)
+def test_without_smoothing_the_teacher_is_the_student(method: MethodConfig, tiny: Any, tmp_path: Path) -> None:
+    data = DataConfig(image_size=8, recipe=method_name(method))  # type: ignore[arg-type]
+    smoothing = no_smoothing(buffers="keep")
+    config = TrainingConfig(method=method, smoothing=smoothing, data=data, global_batch_size=8, steps=2)
+    trained = fit(config, tiny.runtime(tmp_path)).method
+    student, start = dict(trained.student.named_parameters()), build_method(method, seed=0).teacher
+    for name, weight in trained.teacher.named_parameters():
+        assert torch.equal(weight, student[name]), name
+    assert not torch.equal(student["head.0.weight"], start.get_parameter("head.0.weight"))
 
 
 def test_two_runs_of_one_config_are_the_same_to_the_bit(tiny: Any, tmp_path: Path) -> None:
@@ -89,15 +117,24 @@ def test_the_momentum_follows_its_schedule_and_a_spatial_ensemble_stays_one(tiny
 
 
 def test_a_banks_teachers_are_those_of_separate_runs(tiny: Any, tmp_path: Path) -> None:
-    # The tiny method's teacher influences its student, so the reference is a run whose own teacher is the same.
-    smoothing = tiny.tiny_config().smoothing
-    result = tiny.tiny_fit(tiny.tiny_config(bank={"same": smoothing}), tiny.runtime(tmp_path))
-    own, banked = result.method.teacher, result.bank["same"]
-    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), banked.parameters(), strict=True))
+    # FixMatch's teacher only watches its student, so the student is the same in both runs.
+    own, other = temporal_moving_average(0.9), spatial_ensemble(0.5)
+    config = TrainingConfig(
+        method=FixMatchConfig(backbone="wrn_10_1", stem="cifar", num_classes=10, threshold=0.1),
+        smoothing=own,
+        data=DataConfig(image_size=8, recipe="fixmatch", num_labels=10, unlabelled_ratio=1),
+        global_batch_size=8,
+        steps=3,
+        bank={"own": own, "other": other},
+    )
+    both = fit(config, tiny.runtime(tmp_path / "both"))
+    separate = fit(replace(config, smoothing=other, bank={}), tiny.runtime(tmp_path / "separate"))
+    tiny.assert_same_bits(both.bank["own"].state_dict(), both.method.teacher.state_dict())
+    tiny.assert_same_bits(both.bank["other"].state_dict(), separate.method.teacher.state_dict())
 
 
 def test_every_saved_teacher_names_its_own_smoothing_whatever_the_banks_names(tiny: Any, tmp_path: Path) -> None:
-    bank = {"teacher": spatial_ensemble(0.5, buffers="keep"), "student": no_smoothing(buffers="keep")}
+    bank = {"teacher": spatial_ensemble(0.5), "student": no_smoothing()}
     method = ByolConfig(backbone="wrn_10_1", stem="cifar", hidden_dim=8, projection_dim=4)
     config = TrainingConfig(method=method, data=DataConfig(image_size=8), global_batch_size=8, steps=1, bank=bank)
     fit(config, tiny.runtime(tmp_path))
@@ -141,7 +178,23 @@ def test_a_nonfinite_loss_can_be_left_out_with_a_warning(tiny: Any, tmp_path: Pa
     state = runtime.restore()
     assert state is not None
     assert state["smoother"]["step"] == 11
-    assert tiny.logged(tmp_path)[5]["loss"] is None
+    entry = tiny.logged(tmp_path)[5]
+    assert (entry["left_out_batches"], "loss" in entry) == (1, False)
+
+
+def test_a_batch_that_is_left_out_does_not_count_in_the_metrics_beside_it(tiny: Any, tmp_path: Path) -> None:
+    method = tiny.TinyConfig(nan_at_step=5, collapse_from_step=4)
+    config = tiny.tiny_config(method=method, on_nonfinite="warn", log_every_steps=4, checkpoint_every_steps=None)
+    with pytest.warns(UserWarning, match="left out|collapsed"):
+        tiny.tiny_fit(config, tiny.runtime(tmp_path / "four"))
+    with pytest.warns(UserWarning, match="left out|collapsed"):
+        tiny.tiny_fit(replace(config, log_every_steps=1), tiny.runtime(tmp_path / "one"))
+    assert (tmp_path / "four" / "offending" / "collapse-step-00000008.json").exists()
+    entries, single = tiny.logged(tmp_path / "four"), tiny.logged(tmp_path / "one")
+    assert [entry["left_out_batches"] for entry in entries] == [0, 1, 0]
+    accepted = [entry["loss"] for entry in single[4:8] if "loss" in entry]
+    assert len(accepted) == 3
+    assert entries[1]["loss"] == pytest.approx(sum(accepted) / 3)
 
 
 class SpoiledMoCo(MoCo):
@@ -281,6 +334,7 @@ def test_buffers_that_do_not_suit_the_methods_teacher_give_a_warning(tiny: Any, 
         ({"collapse_feature_std": float("nan")}, "collapse_feature_std must be zero or positive and finite"),
         ({"collapse_effective_rank": float("inf")}, "collapse_effective_rank must be zero or positive and finite"),
         ({"bank": {".": no_smoothing()}}, "got '.': rename it"),
+        ({"bank": {"mine": no_smoothing(buffers="keep")}}, "got buffers='keep' for 'mine': use 'copy' or 'smooth'"),
     ],
 )
 def test_a_setting_outside_its_domain_is_refused_when_the_config_is_made(tiny: Any, wrong: Any, rule: str) -> None:

@@ -23,6 +23,7 @@ def group(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("ranks")
     with pytest.raises(tiny.CrashError):
         tiny.tiny_fit(tiny.tiny_config(accumulation=2), tiny.CrashingRuntime(folder / "alone", 6))
+    tiny.write_photos(folder / "photos")
     script = str(Path(__file__).with_name("tiny_ranks.py"))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [subprocess.Popen([sys.executable, script, str(r), "2", str(folder)], env=environment) for r in range(2)]
@@ -78,12 +79,32 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all_and_all_their_indices_a
     assert len(set(indices)) == 352
 
 
+def test_a_batch_that_is_not_finite_on_one_rank_is_left_out_and_forgotten_on_all(
+    tiny: Any, group: Path, tmp_path: Path
+) -> None:
+    config = tiny.tiny_config(accumulation=2, steps=5, on_nonfinite="warn", method=tiny.TinyConfig(nan_at_step=2))
+    with pytest.warns(UserWarning, match="the update was left out"):
+        alone = tiny.tiny_fit(config, tiny.runtime(tmp_path))
+    tiny.assert_same_bits(_weights(group, "left_out", 0), _weights(group, "left_out", 1))
+    for name, tensor in _weights(group, "left_out", 0).items():
+        torch.testing.assert_close(tiny.weights(alone)[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_skipped_images_and_drift_do_not_depend_on_the_number_of_workers(
+    tiny: Any, group: Path, tmp_path: Path
+) -> None:
+    alone = tiny.tiny_fit(tiny.photos_config(group / "photos"), tiny.runtime(tmp_path)).metrics
+    for rank in range(2):
+        assert _seen(group, rank)["skipped_images"] == alone["skipped_images"] == 1
+        assert _seen(group, rank)["output_drift"] == pytest.approx(alone["output_drift"], rel=1e-2)
+
+
 def test_a_script_started_with_torchrun_trains_one_run_on_all_its_processes(tiny: Any, tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("tiny_training.py"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     subprocess.run([*torchrun, script, str(tmp_path / "two"), "4"], env=environment, check=True, timeout=300)
     assert read_manifest(tmp_path / "two" / "checkpoints" / "step-00000004")["meta"]["world_size"] == 2
-    tiny.tiny_fit(tiny.tiny_config(steps=4), tiny.runtime(tmp_path / "one"))
+    tiny.tiny_fit(tiny.script_config(4), tiny.runtime(tmp_path / "one"))
     losses = [[entry["loss"] for entry in tiny.logged(tmp_path / name)] for name in ("one", "two")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

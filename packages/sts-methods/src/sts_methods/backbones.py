@@ -17,8 +17,8 @@ _WIDE_RESNET = re.compile(r"wrn_(\d+)_(\d+)")
 def build_backbone(name: str, *, stem: Stem = "imagenet") -> nn.Module:
     """A network from images [N, 3, H, W] to pooled features [N, num_features], with attribute `num_features`.
 
-    `name` is one of timm's or `wrn_<depth>_<width>`. The CIFAR stem, a 3x3 convolution of stride 1 and no max-pool,
-    exists for ResNets; a wide ResNet has no other.
+    `name` is one of timm's or `wrn_<depth>_<width>`, without dropout and stochastic depth even where timm's default has
+    them. The CIFAR stem, a 3x3 convolution of stride 1 and no max-pool, exists for ResNets; a wide ResNet has no other.
     """
     if stem not in ("imagenet", "cifar"):
         raise ConfigError(f'stem must be "imagenet" or "cifar", got {stem!r}: choose one of these')
@@ -78,10 +78,22 @@ def _from_timm(name: str) -> nn.Module:
         # Multi-crop feeds two sizes of image to one network, so the position embeddings must resize.
         options["dynamic_img_size"] = True
     network: nn.Module = timm.create_model(name, num_classes=0, **options)
+    _drop_nothing_(network)
     # In some networks a pre-classifier layer follows the pooling and stays when the classifier goes.
     width = int(getattr(network, "head_hidden_size", None) or num_features(network))
     setattr(network, "num_features", width)  # noqa: B010 - the type checker sees Tensor | Module behind the dot
     return network
+
+
+def _drop_nothing_(network: nn.Module) -> None:
+    """Set every probability of dropout and stochastic depth to 0, in modules and where a forward pass reads it.
+
+    Their draws come from torch's generator, so that no seed, resume or number of workers would repeat them.
+    """
+    for module in network.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("drop" in name or isinstance(module, nn.modules.dropout._DropoutNd)):
+                setattr(module, name, 0.0)
 
 
 def _use_cifar_stem_(network: nn.Module, name: str) -> None:

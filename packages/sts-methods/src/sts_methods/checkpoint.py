@@ -186,14 +186,19 @@ class CheckpointStore:
                     return
             try:
                 write_checkpoint(self.path(waiting[0]), waiting[1])
-                self._prune()
+                self._prune(waiting[0])
                 self._failure = None
             except Exception as error:  # whatever it is: training hears of it, and the next one is tried
                 self._failure = error
 
-    def _prune(self) -> None:
-        """Only after the newest is in place, and never below `keep`; what killed writers left goes, too."""
-        for folder in (*map(self.path, self.steps()[: -self.keep]), *self.folder.glob(".step-*")):
+    def _prune(self, newest: int) -> None:
+        """Keep the last `keep` up to `newest`, which is in place; what killed writers left goes, too.
+
+        So do steps beyond it: the run would not have come here from an earlier one had they been intact.
+        """
+        kept = [step for step in self.steps() if step <= newest][-self.keep :]
+        gone = [self.path(step) for step in self.steps() if step not in kept]
+        for folder in (*gone, *self.folder.glob(".step-*")):
             _discard(folder)
 
 

@@ -26,7 +26,8 @@ NUM_GLOBAL_VIEWS = 2
 class DinoConfig:
     """The networks and temperatures of DINO; numbers from facebookresearch/dino main_dino.py, vision_transformer.py.
 
-    Left out: stochastic depth in the student's backbone (--drop_path_rate 0.1) and a trained gain of the last layer.
+    Left out: stochastic depth in the student's backbone (--drop_path_rate 0.1), a trained gain of the last layer, and
+    the cosine schedule of the weight decay (--weight_decay to --weight_decay_end).
     """
 
     backbone: str = "vit_small_patch16_224"  # --arch, --patch_size
@@ -51,7 +52,7 @@ class DinoConfig:
     """Steps over which the teacher's temperature moves linearly to its final value."""
     center_momentum: float = 0.9  # DINOLoss
     """Momentum of the centre that is subtracted from the teacher's scores."""
-    freeze_prototypes_steps: int = 0  # --freeze_last_layer is one epoch: a recipe that knows its length sets it
+    freeze_prototypes_steps: int = 0  # --freeze_last_layer is one epoch, whose steps depend on data and batch
     """Steps at the start in which the prototypes do not learn."""
 
     def __post_init__(self) -> None:
@@ -76,10 +77,8 @@ class Prototypes(nn.Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
-    def forward(self, embeddings: Tensor, *, frozen: bool = False) -> Tensor:
-        # Frozen prototypes get a gradient of zeros rather than none, which DDP would wait for.
-        weight = torch.lerp(self.weight.detach(), self.weight, 0.0) if frozen else self.weight
-        return F.linear(F.normalize(embeddings, dim=1), F.normalize(weight, dim=1))
+    def forward(self, embeddings: Tensor) -> Tensor:
+        return F.linear(F.normalize(embeddings, dim=1), F.normalize(self.weight, dim=1))
 
 
 def _head(inputs: int, config: DinoConfig) -> nn.Sequential:
@@ -127,16 +126,20 @@ class Dino(StudentTeacherMethod):
     def forward(self, batch: Batch) -> StepResult:
         config = self.config
         embeddings = self.student.head(self._features(self.student, batch.views))
-        frozen = batch.step < config.freeze_prototypes_steps
         with torch.no_grad():
             teacher_embeddings = self.teacher.head(self._features(self.teacher, batch.views[:NUM_GLOBAL_VIEWS]))
         with full_precision(embeddings):
-            scores = self.student.prototypes(embeddings.float(), frozen=frozen)  # [V·N, K]
+            scores = self.student.prototypes(embeddings.float())  # [V·N, K]
             targets = self._targets(teacher_embeddings.float(), batch.step)  # [2·N, K]
         num_images = len(batch.views[0])
         scores = scores.view(-1, num_images, config.num_prototypes) / config.student_temperature
         loss = cross_view_entropy(scores, targets.view(-1, num_images, config.num_prototypes))
         return StepResult(loss, health_metrics(embeddings[:num_images], teacher_embeddings[:num_images]))
+
+    def adjust_gradients_(self, step: int) -> None:
+        """Frozen prototypes have none at all: with zeros an optimizer would decay them and count its steps."""
+        if step < self.config.freeze_prototypes_steps:
+            self.student.prototypes.weight.grad = None
 
     @staticmethod
     def _features(network: DinoNetwork, views: tuple[Tensor, ...]) -> Tensor:

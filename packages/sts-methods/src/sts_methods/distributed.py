@@ -4,6 +4,7 @@ They run in the default process group with any backend, gloo on CPUs included.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,15 @@ def gather_batch(local: Tensor) -> Tensor:
     gathered = source.new_empty((world_size() * source.shape[0], *source.shape[1:]))
     dist.all_gather_into_tensor(gathered, source)
     return gathered.permute(0, 3, 1, 2) if nhwc else gathered
+
+
+def gather_objects(local: Any) -> list[Any]:
+    """The ranks' small picklable objects, in the order of the ranks, on every rank."""
+    if world_size() == 1:
+        return [local]
+    gathered: list[Any] = [None] * world_size()
+    dist.all_gather_object(gathered, local)
+    return gathered
 
 
 @torch.no_grad()

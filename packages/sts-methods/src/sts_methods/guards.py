@@ -6,13 +6,14 @@ import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sts_core.errors import StsError
+from sts_methods.distributed import gather_objects, rank, world_size
 from sts_methods.method import Batch
 
 Reaction = Literal["stop", "warn"]
@@ -30,13 +31,9 @@ class RankMismatchError(StsError, RuntimeError):
     """Two ranks hold different weights."""
 
 
-def several_ranks() -> bool:
-    return dist.is_initialized() and dist.get_world_size() > 1
-
-
 def agree(flag: bool, device: torch.device) -> bool:
     """Whether `flag` is true on any rank: the same answer everywhere."""
-    if not several_ranks():
+    if world_size() == 1:
         return flag
     shared = torch.tensor(float(flag), device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
@@ -108,8 +105,8 @@ class Guard:
             "indices": [batch.indices.tolist() for batch in batches],
             **{name: value if math.isfinite(value) else str(value) for name, value in values.items()},
         }
-        ranks = _gather_objects(mine)
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        ranks = gather_objects(mine)
+        if rank() == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"reason": reason, "step": step, "ranks": ranks}, indent=1) + "\n")
         return path
@@ -123,11 +120,11 @@ def checksum(tensor: Tensor) -> int:
 
 def verify_ranks(tensors: Iterable[tuple[str, Tensor]], *, device: torch.device) -> None:
     """Raise RankMismatchError, on every rank, with the first tensor that is not the same on all ranks."""
-    if not several_ranks():
+    if world_size() == 1:
         return
     named = list(tensors)
     mine = torch.tensor([checksum(tensor) for _, tensor in named], dtype=torch.int64, device=device)
-    ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    ranks = [torch.empty_like(mine) for _ in range(world_size())]
     dist.all_gather(ranks, mine)
     table = torch.stack(ranks)
     differing = (table != table[0]).any(dim=0).nonzero().flatten().tolist()
@@ -140,11 +137,3 @@ def verify_ranks(tensors: Iterable[tuple[str, Tensor]], *, device: torch.device)
         f"({len(differing)} of {len(named)} tensors differ): resume from the last checkpoint, and look for draws or "
         f"statistics that depend on the rank"
     )
-
-
-def _gather_objects(value: Any) -> list[Any]:
-    if not several_ranks():
-        return [value]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    return gathered

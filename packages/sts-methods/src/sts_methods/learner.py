@@ -82,6 +82,7 @@ class Learner:
     def update_student(self, step: int) -> bool:
         """One optimizer step; False if the scaler left it out because scaled float16 gradients overflowed."""
         set_learning_rate_(self.optimizer, self.learning_rate(step))
+        self.method.adjust_gradients_(step)
         if self.config.optimizer.clip_gradient_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self._trained(), self.config.optimizer.clip_gradient_norm)
@@ -136,7 +137,7 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.method.load_state_dict(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.scaler.is_enabled():
+        if self.scaler.is_enabled() and state["scaler"]:  # empty where float16 was asked for and not to be had
             self.scaler.load_state_dict(state["scaler"])
         self.smoother.load_state_dict(state["smoother"])
         if self.bank is not None:

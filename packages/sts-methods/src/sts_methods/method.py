@@ -48,7 +48,7 @@ class StudentTeacherMethod(nn.Module):
     """Base of all methods. `forward` is called once per (micro-)batch, so one DDP wrap around the method suffices.
 
     The teacher never requires gradients. Whoever trains binds a `sts_core.Smoother` to `student` and `teacher` and
-    calls its `update()` once per optimizer step.
+    calls its `update()` once per optimizer step, and `adjust_gradients_` before that step.
     """
 
     student: nn.Module
@@ -58,6 +58,9 @@ class StudentTeacherMethod(nn.Module):
 
     def forward(self, batch: Batch) -> StepResult:
         raise NotImplementedError
+
+    def adjust_gradients_(self, step: int) -> None:
+        """Change the gradients of an optimizer step once they are complete; most methods take them as they are."""
 
     def backbone(self, network: Network) -> nn.Module:
         """The feature extractor of the teacher or the student, without the method's heads."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from sts_methods.distributed import average_over_ranks_
 
 
 class MetricWindow:
@@ -31,9 +32,7 @@ class MetricWindow:
         if not names:
             return {}
         means = torch.stack([self._sums[name] for name in names]) / count
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(means)
-            means /= dist.get_world_size()
+        average_over_ranks_([means])
         self._sums, self._count = {}, 0
         return dict(zip(names, means.tolist(), strict=True))
 

@@ -49,7 +49,8 @@ class OptimizerConfig:
     decay: float = 0.1
     """Factor of the step schedule."""
     clip_gradient_norm: float | None = None
-    """Rescale gradients whose global norm exceeds this value (DINO: 3)."""
+    """Rescale the gradients if their norm, over all parameters together, exceeds this value; DINO's reference clips
+    each parameter's by itself, to 3."""
 
     def __post_init__(self) -> None:
         for name, choices in (("name", OptimizerName), ("schedule", Schedule)):

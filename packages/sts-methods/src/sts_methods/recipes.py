@@ -18,7 +18,9 @@ from sts_methods.optim import OptimizerConfig
 from sts_methods.training import TrainingConfig
 
 ByolVariant = Literal["code", "paper", "deepmind"]
-DEEPMIND_RATES = {100: 0.45, 300: 0.3, 1000: 0.2}  # DeepMind, configs/byol.py, by epochs
+# DeepMind, configs/byol.py, by epochs
+DEEPMIND_RATES = {40: 0.45, 100: 0.45, 300: 0.3, 1000: 0.2}
+DEEPMIND_MOMENTA = {40: 0.97, 100: 0.99, 300: 0.99, 1000: 0.996}
 
 
 def self_supervised_teacher(m: float, p: float) -> SmoothingConfig:
@@ -32,9 +34,12 @@ def fixmatch_teacher(m: float, p: float) -> SmoothingConfig:
 
 
 def byol_imagenet(
-    variant: ByolVariant = "code", *, epochs: int = 200, m: float = 0.99, p: float = 0.7
+    variant: ByolVariant = "code", *, epochs: int = 200, m: float | None = None, p: float = 0.7
 ) -> TrainingConfig:
-    """BYOL on ImageNet: as in the STS repo ("code"), at the rate that the paper prints, or as DeepMind trains it."""
+    """BYOL on ImageNet: as in the STS repo ("code"), at the rate that the paper prints, or as DeepMind trains it.
+
+    m starts at .99 without a value of its own, and in DeepMind's at the one that belongs to the epochs.
+    """
     if variant == "deepmind":
         return _byol_deepmind(epochs=epochs, m=m, p=p)
     if variant not in ("code", "paper"):
@@ -42,7 +47,7 @@ def byol_imagenet(
     lr = 0.05 if variant == "code" else 0.1  # STS repo, sts_exp.py; paper, section 4.1
     return TrainingConfig(
         method=ByolConfig(backbone="resnet50"),  # heads 2048-4096-256 and 256-4096-256 with bias: STS repo
-        smoothing=self_supervised_teacher(m, p),
+        smoothing=self_supervised_teacher(0.99 if m is None else m, p),  # STS repo
         momentum_schedule="cosine",  # STS repo: m rises to 1 along a cosine; the paper does not mention it
         data=DataConfig(dataset="imagefolder", image_size=224, recipe="byol", num_workers=8),
         optimizer=OptimizerConfig(
@@ -59,7 +64,7 @@ def byol_imagenet(
     )
 
 
-def _byol_deepmind(*, epochs: int, m: float, p: float) -> TrainingConfig:
+def _byol_deepmind(*, epochs: int, m: float | None, p: float) -> TrainingConfig:
     """LARS, batch 4096, bicubic crops.
 
     Two things differ from DeepMind's. The batch is made of micro-batches, so batch norm covers 256 images where the
@@ -69,7 +74,7 @@ def _byol_deepmind(*, epochs: int, m: float, p: float) -> TrainingConfig:
     if epochs not in DEEPMIND_RATES:
         known = ", ".join(map(str, DEEPMIND_RATES))
         raise ConfigError(f"DeepMind trains BYOL for {known} epochs, got {epochs}: choose one of these")
-    base = byol_imagenet("code", epochs=epochs, m=m, p=p)
+    base = byol_imagenet("code", epochs=epochs, m=DEEPMIND_MOMENTA[epochs] if m is None else m, p=p)
     return replace(
         base,
         method=ByolConfig(backbone="resnet50", output_bias=False),  # DeepMind, utils/networks.py

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-import torch
 from torch import Tensor, nn
 
 from sts_core.errors import ConfigError
 from sts_methods.data import TrainingData, build_training_data
-from sts_methods.distributed import sum_over_ranks
+from sts_methods.distributed import gather_batch, gather_objects
 from sts_methods.drift_tracking import DriftTracker
 from sts_methods.export import save_backbone
 from sts_methods.guards import Guard, agree, verify_ranks
@@ -60,7 +59,7 @@ class Run:
         self._config_json = describe(config)
         self._restore()
         self.batches = self.data.steps(self.step)
-        self._window, self._num_images = MetricWindow(), 0
+        self._window, self._num_images, self._num_left_out = MetricWindow(), 0, 0
         self._logged_at = self._saved_at = time.monotonic()
 
     def start(self) -> None:
@@ -79,10 +78,13 @@ class Run:
             self.data.label_split.save(self.runtime.folder / "labels.json")
         verify_ranks(self.learner.named_tensors(), device=self.runtime.device)
 
-    def end_step(self, metrics: Mapping[str, Tensor], batches: Sequence[Batch]) -> None:
-        """Count the step; verify, log and save when it is time to."""
+    def end_step(self, metrics: Mapping[str, Tensor] | None, batches: Sequence[Batch]) -> None:
+        """Count the step, whose metrics are None if it was left out; verify, log and save when it is time to."""
         self.step += 1
-        self._window.add(metrics)
+        if metrics is None:
+            self._num_left_out += 1
+        else:
+            self._window.add(metrics)
         self._num_images += sum(_num_images(batch) for batch in batches) * self.runtime.world_size
         last = self.step == self.total_steps
         if self._every(self.config.verify_ranks_every_steps) or last:
@@ -169,9 +171,10 @@ class Run:
             **(asdict(applied) if applied is not None else {}),
             "images_per_second": self._num_images / max(now - self._logged_at, 1e-9),
             **self._skipped_images(),
+            **({"left_out_batches": self._num_left_out} if self.config.on_nonfinite == "warn" else {}),
             **drift,
         }
-        self._num_images, self._logged_at = 0, now
+        self._num_images, self._num_left_out, self._logged_at = 0, 0, now
         self._saved_at = now if save else self._saved_at
         self.guard.check_health(self.metrics, batches, self.step)
         if save:
@@ -197,16 +200,17 @@ class Run:
         return getattr(self.data, "fingerprint", None)
 
     def _skipped_images(self) -> dict[str, float]:
-        """How many unreadable images the ranks, added up, have met since this start; nothing if they stop the run."""
+        """How many unreadable images the ranks together have met since this start; nothing if they stop the run."""
         if self.config.data.on_error != "skip":
             return {}
-        skipped = torch.tensor(len(self.data.skipped), device=self.runtime.device)
-        return {"skipped_images": sum_over_ranks(skipped).item()}
+        return {"skipped_images": len(set().union(*gather_objects(set(self.data.skipped))))}
 
     def _drift_tracker(self) -> DriftTracker:
-        """On the first view of the first batch: the same images in every run of this seed and after a resume."""
-        batches = self.data.steps(0)
-        return DriftTracker(self.learner.method.teacher, next(batches)[0].views[0])
+        """On the first view of the ranks' first batch: the same images in every run of this seed and after a resume."""
+        first = next(self.data.steps(0))[0]
+        if self.config.data.on_error == "skip":
+            self.data.skipped.clear()  # a resumed run may have met none of these
+        return DriftTracker(self.learner.method.teacher, gather_batch(first.views[0]))
 
 
 def describe(config: "TrainingConfig") -> dict[str, Any]:

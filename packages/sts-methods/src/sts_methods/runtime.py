@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sts_methods.checkpoint import CheckpointStore, read_checkpoint
+from sts_methods.distributed import rank, world_size
 from sts_methods.metrics import MetricsLog
 from sts_methods.progress import ProgressDisplay
 
@@ -75,7 +76,7 @@ class Runtime(Protocol):
 
 def distribute(module: nn.Module) -> nn.Module:
     """`module` in DDP when there are several ranks. Buffers are not broadcast: methods keep them equal themselves."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if world_size() == 1:
         return module
     options: dict[str, Any] = {"broadcast_buffers": False}
     if "forward_sync_buffers" in DistributedDataParallel.__init__.__code__.co_varnames:
@@ -122,8 +123,7 @@ class LocalRuntime:
     ) -> None:
         join_process_group()
         self.folder = Path(folder)
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self.rank, self.world_size = rank(), world_size()
         self.device = torch.device(device) if device is not None else default_device()
         self.log = MetricsLog(self.folder / "metrics.jsonl")
         self.checkpoints = CheckpointStore(self.folder / "checkpoints")

@@ -132,7 +132,12 @@ def _check_recipe(config: TrainingConfig) -> None:
 
 
 def _check_bank(config: TrainingConfig) -> None:
-    for name in config.bank:
+    for name, smoothing in config.bank.items():
+        if smoothing.buffers == "keep":
+            raise ConfigError(
+                f"a teacher of the bank never runs and must take its batch norm statistics from the student, got "
+                f"buffers='keep' for {name!r}: use 'copy' or 'smooth'"
+            )
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
             raise ConfigError(
                 f"a teacher of the bank is saved under its name, which may have letters, digits, '-', '_' and, not at "
@@ -178,11 +183,12 @@ def fit(
         for step in range(run.step, run.total_steps):
             batches = next(run.batches)
             metrics = run.learner.accumulate_gradients(batches)
-            if not run.guard.accepts(metrics["loss"], batches, step):
+            accepted = run.guard.accepts(metrics["loss"], batches, step)
+            if not accepted:
                 run.learner.forget_batches()
             elif run.learner.update_student(step):
                 run.learner.update_teacher(step)
-            run.end_step(metrics, batches)
+            run.end_step(metrics if accepted else None, batches)
         run.save_backbones()
     finally:
         run.close()
