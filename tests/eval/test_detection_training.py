@@ -13,12 +13,13 @@ from sts_core.errors import ConfigError, StateError
 from sts_eval.detection import detection_transfer, read_voc_split, training
 from sts_eval.detection.backends import build_detector
 from sts_eval.detection.convert import load_trunk_, trunk_state
-from sts_eval.detection.errors import DivergenceError
+from sts_eval.detection.errors import DivergenceError, VocError
 from sts_eval.detection.precise_bn import update_statistics_
 from sts_eval.detection.resnet import BottleneckResNet
 from sts_eval.detection.samples import TrainingVisits
 from sts_eval.detection.synthetic import NARROW_SHAPE, narrow_config, write_synthetic_voc
 from sts_eval.detection.training import DetectionTraining
+from sts_eval.detection.voc import VOC_CLASSES
 from sts_eval.results import check_entry
 from sts_eval.source import Backbone
 
@@ -93,10 +94,14 @@ def test_only_the_newest_checkpoints_stay(tree, tmp_path):
 
 def test_a_folder_of_another_run_is_refused(tree, tmp_path):
     prepare(tiny_config(tree), tmp_path).run(stop=1)
-    with pytest.raises(StateError, match="checkpoints of other settings or another backbone"):
+    with pytest.raises(StateError, match="checkpoints of other settings, other images or another backbone"):
         prepare(tiny_config(tree, learning_rate=0.01), tmp_path).run()
-    with pytest.raises(StateError, match="checkpoints of other settings or another backbone"):
+    with pytest.raises(StateError, match="checkpoints of other settings, other images or another backbone"):
         prepare(tiny_config(tree), tmp_path, narrow_backbone(seed=1)).run()
+    for change in ({"seed": 9}, {"classes": VOC_CLASSES[1:4]}):  # other images, and other objects in the same images
+        other = write_synthetic_voc(tmp_path / "other", splits={"trainval": 4, "test": 4}, **change)
+        with pytest.raises(StateError, match="checkpoints of other settings, other images or another backbone"):
+            prepare(tiny_config(other), tmp_path).run()
     assert prepare(tiny_config(tree, log_every=3), tmp_path).run(stop=1) == 1
 
 
@@ -223,9 +228,13 @@ def test_twenty_iterations_lower_the_loss_and_the_result_names_its_conditions(tr
         assert entry["backend"] == "torchvision"
 
 
-def test_a_tree_without_annotations_stops_before_anything_is_written(tree, tmp_path):
-    with pytest.raises(ValueError, match="must hold VOC2012"):
-        detection_transfer(narrow_backbone(), tiny_config(tree, test_split="voc_2012_val"), folder=tmp_path / "run")
+def test_a_tree_without_annotations_stops_before_anything_is_written(tmp_path):
+    root = write_synthetic_voc(tmp_path / "voc", splits={"trainval": 2, "test": 2})
+    (root / "VOC2007" / "Annotations" / "test_000001.xml").unlink()
+    with pytest.raises(VocError, match=r"got none for 1 of 2 \(first test_000001.xml\)"):
+        detection_transfer(narrow_backbone(), tiny_config(root), folder=tmp_path / "run")
+    with pytest.raises(VocError, match="must hold VOC2012"):
+        detection_transfer(narrow_backbone(), tiny_config(root, test_split="voc_2012_val"), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

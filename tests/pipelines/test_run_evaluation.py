@@ -199,6 +199,13 @@ def test_folders_of_images_are_corrupted_here_and_kept(tmp_path: Path) -> None:
     assert len(source.cell("contrast", 1)) == 2
     source.cell("contrast", 1)[0]
     assert [path.suffix for path in (tmp_path / "kept").rglob("a*.*")] != []
+    for split in ("train", "val"):
+        for name in ("ant", "bee"):
+            (tmp_path / "data" / split / name / "deep").mkdir()
+            file = tmp_path / "data" / split / name / "a.png"
+            file.rename(file.parent / "deep" / "a.png")
+    deeper = robustness.corruption_source(data, EvaluationConfig(), ("ant", "bee"))
+    assert deeper.clean.names == ("ant/deep/a", "bee/deep/a")
 
 
 def test_several_fine_tunings_have_their_mean_reported(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
