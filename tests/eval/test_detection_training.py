@@ -269,4 +269,4 @@ def test_some_iterations_overfit_four_images(tree):
     ap, ap50, _ = scores(60)
     assert ap50 > 70
     assert ap > 20
-    assert scores(1)[1] < 10
+    assert scores(1)[1] < 30
