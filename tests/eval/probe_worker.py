@@ -24,6 +24,7 @@ from sts_eval import (
     moco_protocol,
     nearest_neighbours,
 )
+from sts_eval.heads import ParallelHeads
 
 
 class Digits(torch.utils.data.Dataset):
@@ -60,8 +61,30 @@ def evaluate(folder: Path) -> dict[str, object]:
     found["augmented"] = [head.last[1] for head in linear_probe(train, test, augmented, backbone=backbone).heads]
     vote = nearest_neighbours(*features, NeighboursConfig(ks=(20,), temperatures=(0.07,)))
     found["knn"] = [vote.top1(20, 0.07)]
+    found["resumed"] = resumed(features, protocols["moco"], folder)
     found["features"] = [float(features[0].values.double().sum()), float(cached.values.double().sum())]
     return found
+
+
+def resumed(features, protocol, folder: Path) -> list[float]:
+    """The last accuracies of a probe that was stopped in its third epoch; each rank sees a folder of its own only."""
+    state_file = folder / f"disk-{os.environ['RANK']}" / "probe.pt"
+    step, steps = ParallelHeads.step, []
+
+    def stopped(self, *arguments, **options):
+        steps.append(1)
+        if len(steps) == 20:  # of 27
+            raise KeyboardInterrupt
+        return step(self, *arguments, **options)
+
+    ParallelHeads.step = stopped
+    try:
+        linear_probe(*features, protocol, state_file=state_file)
+    except KeyboardInterrupt:
+        result = linear_probe(*features, protocol, state_file=state_file)
+    ParallelHeads.step = step
+    assert len(steps) == 20 + 9, "two epochs were done before"
+    return [head.last[1] for head in result.heads]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import scipy.stats
@@ -7,6 +8,7 @@ import scipy.stats
 from sts_core.errors import ConfigError
 from sts_eval import (
     RunResults,
+    add_entries,
     byol_protocol,
     compare_with_paper,
     comparison_table,
@@ -37,6 +39,8 @@ IMAGENET = {
     "lr": 0.1,
     "lr_schedule": "cosine",
     "weight_decay": 1e-4,
+    "sgd_momentum": 0.9,
+    "warmup_epochs": 10.0,
 }
 
 
@@ -103,6 +107,10 @@ def test_a_run_of_the_papers_recipe_stands_beside_each_row_it_repeats():
         ({"image_size": 32}, {}, "image_size 32 instead of 224"),
         ({"augmentation": "moco"}, {}, "augmentation moco instead of byol"),
         ({"momentum_schedule": "constant"}, {}, "momentum_schedule constant instead of cosine"),
+        ({"sgd_momentum": 0.0}, {}, "sgd_momentum 0.0 instead of 0.9"),
+        ({"warmup_epochs": 0.0}, {}, "warmup_epochs 0.0 instead of 10"),
+        ({}, {"data": {"image_size": 160}}, "evaluated with image_size 160"),
+        ({}, {"data": {"precision": "bfloat16"}}, "evaluated with precision bfloat16"),
         ({}, {"network": "student"}, "network student instead of teacher"),
         ({}, {"num_test": 500}, "linear num_test 500 instead of 50000"),
         ({}, {"protocol": byol_protocol(augment=False).__dict__}, "linear augment False instead of True"),
@@ -165,6 +173,7 @@ def test_few_labels_find_their_column():
     conditions |= {"num_labels": 40, "steps": 2**20, "global_batch_size": 64, "momentum": 0.999}
     conditions |= {"momentum_schedule": "constant", "stem": "cifar", "image_size": 32, "augmentation": "fixmatch"}
     conditions |= {"optimizer": "sgd", "lr": 0.03, "lr_schedule": "cosine_7_16", "weight_decay": 5e-4}
+    conditions |= {"sgd_momentum": 0.9, "unlabelled_ratio": 7, "pseudo_labels": "student"}
     entry = {"evaluation": "few-labels", "network": "teacher", "metric": "top1-median", "value": 92.0, "which": "last"}
     (found,) = compare_with_paper([RunResults(run="a", entries=(entry,), seed=0, conditions=conditions)])
     assert (found.published.row, found.published.column) == ("FixMatch", "CIFAR-10 40")
@@ -188,6 +197,7 @@ def corrupted(
 ):
     entry = {"evaluation": "imagenet-c", "network": "teacher", "metric": "top1", "which": "last"}
     entry |= {"value": value, "num_images": 50_000, "source": {"source": source}, "severities": list(severities)}
+    entry |= {"protocol": linear(0.0)["protocol"]}
     entry |= {"cells": dict.fromkeys(cells, [value] * len(severities)), "num_main_cells": len(cells) * len(severities)}
     conditions = IMAGENET | {"smoothing": smoothing} | ({"preserve_probability": 0.0} if smoothing == "tma" else {})
     return RunResults(run=f"{smoothing}{seed}", entries=(entry,), seed=seed, conditions=conditions | changes)
@@ -217,8 +227,9 @@ def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
     assert gain.values == (2.0, 1.0)
     assert gain.may_stand
     assert gain.published.value == 1.5
-    mixed = compare_with_paper([run("sts", 0, 42.0), run("tma", 0, 40.0, "generated")])
-    assert mixed[-1].obstacles == ("images generated instead of released",)
+    mixed = compare_with_paper([run("sts", 0, 42.0), run("tma", 0, 40.0, "generated")])[-1]
+    assert mixed.obstacles == ("images generated instead of released", "other images than those of the moving average")
+    assert mixed.difference is None
     for others in ([], [run("tma", 0, 40.0, momentum=0.997)]):  # no moving average of the same m
         found = compare_with_paper([run("sts", 0, 42.0), *others])
         assert not [c for c in found if c.published.row == "ImageNet-C"]
@@ -263,7 +274,8 @@ def write_run(folder, entry, *, metrics=None, **changes):
         "smoothing": {"momentum": 0.99, "preserve_probability": 0.7, "granularity": "layer", "buffers": "keep"},
         "momentum_schedule": "cosine",
         "data": {"dataset": "imagefolder", "root": None, "image_size": 224, "recipe": "byol", "num_workers": 8},
-        "optimizer": {"name": "sgd", "lr": 0.05, "schedule": "cosine", "weight_decay": 1e-4, "warmup_epochs": 10.0},
+        "optimizer": {"name": "sgd", "lr": 0.05, "schedule": "cosine", "weight_decay": 1e-4, "momentum": 0.9}
+        | {"warmup_epochs": 10.0},
         "epochs": 200,
         "global_batch_size": 256,
         "seed": 0,
@@ -284,7 +296,7 @@ def write_run(folder, entry, *, metrics=None, **changes):
         ({}, True),
         ({"cluster": {"num_workers": 4}, "data": {"root": "/data", "num_workers": 2}, "log_every_steps": 9}, True),
         ({"optimizer": {"lr": 0.1}}, False),  # each of the two may stand beside the paper
-        ({"optimizer": {"warmup_epochs": 0.0}}, False),  # no condition of a row, yet another recipe
+        ({"optimizer": {"warmup_epochs": 0.0}}, False),
         ({"smoothing": {"buffers": "copy"}}, False),
         ({"method": {"hidden_dim": 512}}, False),
     ],
@@ -318,6 +330,26 @@ def test_every_pipeline_of_a_row_of_the_paper_has_that_rows_recipe():
         assert all(row.obstacles(conditions) == expected for row in rows), name
 
 
+@pytest.mark.parametrize(
+    ("name", "section", "change", "obstacle"),
+    [
+        ("moco-imagenet-200ep-sts", "method", {"queue_size": 256}, "queue_size 256 instead of 65536"),
+        ("fixmatch-cifar10-40-sts", "data", {"unlabelled_ratio": 1}, "unlabelled_ratio 1 instead of 7"),
+        ("fixmatch-cifar10-40-sts", "method", {"pseudo_labels": "teacher"}, "pseudo_labels teacher instead of student"),
+        ("fixmatch-cifar10-40-sts", "optimizer", {"momentum": 0.0}, "sgd_momentum 0.0 instead of 0.9"),
+    ],
+)
+def test_a_recipe_that_contradicts_what_the_paper_says_is_an_obstacle(name, section, change, obstacle):
+    from sts_pipelines.catalog import CATALOG
+    from sts_pipelines.pipeline import plain_of
+
+    plain = plain_of(CATALOG[name].build())
+    conditions = describe_training(plain | {section: plain[section] | change})
+    rows = rows_of(conditions, "few-labels" if name.startswith("fixmatch") else "linear")
+    assert rows
+    assert all(obstacle in row.obstacles(conditions) for row in rows)
+
+
 def test_imagenet_is_known_by_the_steps_of_an_epoch_where_no_probe_counted_its_images(tmp_path):
     entry = {"evaluation": "voc", "network": "teacher", "metric": "AP", "value": 57.0, "which": "last"}
     entry["not_comparable"] = []
@@ -336,6 +368,48 @@ def test_imagenet_is_known_by_the_steps_of_an_epoch_where_no_probe_counted_its_i
 def test_a_probe_on_imagenet_does_not_make_the_training_data_imagenet(tmp_path):
     run = write_run(tmp_path / "run", linear(60.0), data={"dataset": "cifar10"})
     assert run.conditions["dataset"] == "cifar10"
+    short = write_run(tmp_path / "run", linear(60.0), metrics={"step": 7500, "epoch": 7500 / 500})
+    assert short.conditions["dataset"] == "imagefolder"  # trained on something of 500 steps per epoch
+    elsewhere = {"dataset": "imagefolder", "root": "/imagenet", "image_size": 224, "precision": "float32"}
+    other = write_run(tmp_path / "other", linear(60.0, data=elsewhere), data={"root": "/flowers"})
+    assert other.conditions["dataset"].startswith("imagefolder (nothing says")
+
+
+def measured(tmp_path, *entries, **changes):
+    """The comparisons of a run whose entries were measured one after the other, the last one newest."""
+    write_run(tmp_path / "run", linear(0.0), **changes)
+    (tmp_path / "run" / "results.json").unlink()
+    for entry in entries:
+        add_entries(tmp_path / "run", [entry])
+    return [c for c in compare_with_paper([load_run(tmp_path / "run")]) if c.published.row == "BYOL STS"]
+
+
+def test_of_a_number_measured_again_under_other_settings_the_newest_counts(tmp_path):
+    found = measured(tmp_path, linear(70.0, settings="a"), linear(71.0, settings="b"))
+    assert [c.values for c in found] == [(71.0,)]
+
+
+def test_numbers_on_other_data_stand_alone_and_say_so(tmp_path):
+    own = {"dataset": "imagefolder", "root": None, "image_size": 224, "precision": "float32"}
+    small = own | {"image_size": 160}
+    found = measured(tmp_path, linear(70.0, data=own, settings="a"), linear(60.0, data=small, settings="b"))
+    assert [(c.values, c.obstacles) for c in found] == [((60.0,), ("evaluated with image_size 160",)), ((70.0,), ())]
+
+
+@pytest.mark.parametrize("change", [{"protocol": fast_protocol().__dict__}, {"data": {"precision": "bfloat16"}}])
+def test_a_gain_on_imagenet_c_is_that_of_equal_probes(change):
+    sts, tma = corrupted("sts", 0, 42.0), corrupted("tma", 0, 40.0)
+    other = replace(tma, entries=tuple(entry | change for entry in tma.entries))
+    assert [c for c in compare_with_paper([sts, tma]) if c.published.row == "ImageNet-C"]
+    assert not [c for c in compare_with_paper([sts, other]) if c.published.row == "ImageNet-C"]
+    both = replace(tma, entries=(*other.entries, *tma.entries))
+    assert compare_with_paper([sts, both])[-1].values == (2.0,)
+
+
+def test_a_gain_on_other_pixels_of_the_same_names_is_no_gain():
+    sts, tma = corrupted("sts", 0, 42.0, "generated"), corrupted("tma", 0, 40.0, "generated")
+    other = replace(tma, entries=tuple(e | {"source": {"source": "generated", "seed": 5}} for e in tma.entries))
+    assert "other images than those of the moving average" in compare_with_paper([sts, other])[-1].obstacles
 
 
 def test_every_row_that_can_be_repeated_is_printed_in_the_paper():

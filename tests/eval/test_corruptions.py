@@ -295,9 +295,12 @@ def test_without_outcomes_there_is_a_difference_and_no_interval() -> None:
 
 def test_results_on_other_images_or_cells_are_not_compared() -> None:
     first = result({"fog": 60.0}, "a")
-    other = CorruptionResult(**(first.__dict__ | {"images": "e", "model": "b"}))
-    with pytest.raises(DataError, match="on the same images only, a and b saw others"):
-        compare_corruptions(first, other)
+    for change in ({"images": "e"}, {"source": {"source": "generated"}}, {"source": {"pixels": "f", "root": "/a"}}):
+        other = CorruptionResult(**(first.__dict__ | {"model": "b"} | change))
+        with pytest.raises(DataError, match="on the same images only, a and b saw others"):
+            compare_corruptions(first, other)
+    moved = CorruptionResult(**(first.__dict__ | {"source": {**first.source, "root": "/elsewhere"}}))
+    assert compare_corruptions(first, moved).mean.value == 0
     with pytest.raises(DataError, match="differ in snow at severity 1"):
         compare_corruptions(first, result({"fog": 60.0, "snow": 1.0}, "b"))
     with pytest.raises(ConfigError, match="between 0 and 1, got 95"):

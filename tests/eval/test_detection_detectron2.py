@@ -24,7 +24,7 @@ from sts_eval.detection import (
 )
 from sts_eval.detection.backends import build_detector
 from sts_eval.detection.convert import compare_features, detectron2_name, load_trunk_, trunk_state
-from sts_eval.detection.detectron2_backend import detectron2_is_installed
+from sts_eval.detection.detectron2_backend import build_config, detectron2_is_installed
 from sts_eval.detection.precise_bn import update_statistics_
 from sts_eval.detection.resnet import BottleneckResNet, ResNetShape
 from sts_eval.detection.samples import TestSamples, TrainingVisits, make_sample
@@ -99,6 +99,26 @@ def registered(root, split, year):
 
 
 COUNTER = itertools.count()
+
+
+def test_detectron2_is_configured_as_mocos_recipe_says():
+    # facebookresearch/moco 132aea9, detection/configs: Base-RCNN-C4-BN.yaml, pascal_voc_R_50_C4_24k.yaml and _moco.yaml
+    ours = DetectionConfig(data_root="unused")
+    cfg = build_config(ours, ResNetShape())
+    assert cfg.MODEL.BACKBONE.FREEZE_AT == 0
+    assert cfg.MODEL.RESNETS.NORM == "naiveSyncBN"
+    assert cfg.MODEL.RESNETS.STRIDE_IN_1X1 is False
+    assert cfg.MODEL.RESNETS.DEPTH == 50
+    assert cfg.INPUT.FORMAT == "RGB"
+    assert list(cfg.MODEL.PIXEL_MEAN) == pytest.approx([123.675, 116.280, 103.530])
+    assert list(cfg.MODEL.PIXEL_STD) == pytest.approx([58.395, 57.120, 57.375])
+    assert cfg.MODEL.MASK_ON is False
+    assert cfg.MODEL.ROI_HEADS.NUM_CLASSES == 20
+    assert (cfg.MODEL.RPN.PRE_NMS_TOPK_TEST, cfg.MODEL.RPN.POST_NMS_TOPK_TEST) == (6000, 1000)
+    # The schedule is our loop's: detectron2's own trainer is not used.
+    assert (ours.learning_rate, ours.lr_steps, ours.iterations) == (0.02, (18_000, 22_000), 24_000)
+    assert (ours.warmup_iterations, ours.batch_size, ours.precise_bn_iterations) == (100, 16, 200)
+    assert (ours.train_sizes, ours.test_size) == (tuple(range(480, 801, 32)), 800)
 
 
 def test_all_318_tensors_fill_detectron2s_resnet50_and_its_features_are_equal():

@@ -5,8 +5,15 @@ from PIL import Image
 from torchvision import transforms
 
 from sts_core.errors import ConfigError
-from sts_eval import CentreCrop
-from sts_eval.images import CROP_RATIO, CROP_SCALE, AugmentedSamples, normalised, random_crop_box
+from sts_eval import CentreCrop, CleanFolder, image_folder, images
+from sts_eval.images import (
+    CROP_RATIO,
+    CROP_SCALE,
+    AugmentedSamples,
+    centre_crop,
+    normalised,
+    random_crop_box,
+)
 
 
 def photograph(width, height, seed=0):
@@ -26,6 +33,49 @@ def test_the_centre_crop_equals_torchvisions(size):
         ]
     )
     assert torch.allclose(CentreCrop(224)(image), reference(image), atol=1e-5)
+
+
+def test_crops_equal_torchvisions_to_the_pixel_for_every_size():
+    reference = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])
+    sizes = [(294, 196), (196, 294), *((w, h) for w in range(180, 340, 13) for h in range(181, 340, 9))]
+    other = []
+    for size in sizes:
+        image = photograph(*size)
+        if np.asarray(centre_crop(image, 224, resize=256)).tobytes() != np.asarray(reference(image)).tobytes():
+            other.append(size)
+    assert other == []
+
+
+def test_images_are_found_by_their_ending_at_any_depth_and_hidden_folders_are_no_classes(tmp_path):
+    names = ["a/1.png", "a/deep/er/2.GIF", "b/3.jpe", "b/notes.txt", ".cache/4.png"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("txt"):
+            (tmp_path / name).write_text("no image")
+        else:
+            kind = {".jpe": "JPEG", ".GIF": "GIF"}.get((tmp_path / name).suffix, "PNG")
+            photograph(60, 50).save(tmp_path / name, format=kind)
+    folder = image_folder(tmp_path, image_size=32)
+    assert folder.classes == ["a", "b"]
+    assert folder.targets == [0, 0, 1]
+    assert folder[2][0].shape == (3, 32, 32)
+    clean = CleanFolder(tmp_path, image_size=32)
+    assert clean.names == ("a/1", "a/deep/er/2", "b/3")
+    assert clean.classes == ("a", "b")
+
+
+def test_the_image_files_of_evaluation_are_those_of_training():
+    from sts_methods import datasets
+
+    assert images.IMAGE_SUFFIXES == datasets.IMAGE_SUFFIXES
+
+
+def test_clean_images_are_cropped_as_the_release_crops_them(tmp_path):
+    photograph(294, 196).save(tmp_path / "odd.png")
+    (tmp_path / "class").mkdir()
+    (tmp_path / "odd.png").rename(tmp_path / "class" / "odd.png")
+    reference = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])
+    assert np.array_equal(CleanFolder(tmp_path).image(0), np.asarray(reference(photograph(294, 196))))
 
 
 def test_a_crop_larger_than_the_image_is_refused():

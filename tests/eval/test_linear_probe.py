@@ -1,4 +1,6 @@
+import copy
 from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 import torch
@@ -152,6 +154,22 @@ def test_a_probe_that_was_killed_ends_as_one_that_was_not(tmp_path, digit_featur
     train, test = (Features(f.values.flip(1), f.labels, f.classes) for f in digit_features)  # of another backbone
     with pytest.raises(StateError, match="delete it"):
         linear_probe(train, test, config, state_file=tmp_path / "probe.pt")
+    train, test = digit_features
+    others = (Features(train.values.flip(0), train.labels), Features(train.values, train.labels.flip(0)))
+    for other in others:  # as many training images, and the same test images
+        with pytest.raises(StateError, match="delete it"):
+            linear_probe(other, test, config, state_file=tmp_path / "probe.pt")
+
+
+def test_a_state_file_of_other_images_of_equal_labels_is_refused_by_the_augmented_probe(tmp_path, digit_images):
+    config = byol_protocol(learning_rates=(0.1,), epochs=1, evaluate_every_epochs=1)
+    train, test = (copy.copy(images) for images in digit_images)
+    probe = partial(linear_probe, config=config, backbone=nn.Flatten(), state_file=tmp_path / "probe.pt")
+    first = probe(train, test)
+    assert probe(train, test) == first
+    train.images = train.images.flip(-1)
+    with pytest.raises(StateError, match="delete it"):
+        probe(train, test)
 
 
 def test_the_augmented_probe_sees_fresh_crops_and_leaves_the_backbone_alone(digit_images, small_network):

@@ -267,7 +267,7 @@ def test_student_and_teacher_are_shown_each_corrupted_image_in_one_pass(
     assert [len(models) for models in shown] == [2, 2]
     found = {(e["evaluation"], e["network"]) for e in read_results(folder).entries}
     assert found == {("imagenet-c", "teacher"), ("imagenet-c", "student")}
-    assert (folder / "imagenet-c-teacher.npz").is_file()
+    assert len(list(folder.glob("imagenet-c-teacher-*.npz"))) == 1
 
 
 def test_a_finished_run_starts_no_cluster_and_one_that_lacks_a_result_does(

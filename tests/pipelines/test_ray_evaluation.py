@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from sts_eval import read_results
 from sts_eval.detection.synthetic import narrow_config, write_synthetic_voc
@@ -37,15 +39,31 @@ def measured(folder: Path) -> dict[tuple[str, str, str], float]:
     return {(e["evaluation"], e["network"], e["metric"]): e["value"] for e in read_results(folder).entries}
 
 
+def write_arrays(root: Path) -> Path:
+    """Two corruptions of 30 digits in the layout of CIFAR-10-C, darker with the severity."""
+    root.mkdir()
+    digits = load_digits()
+    images = np.kron(digits.images[:30] * 15, np.ones((4, 4))).repeat(3).reshape(30, 32, 32, 3)
+    darker = np.concatenate([images / severity for severity in range(1, 6)])
+    for name in ("contrast", "brightness"):
+        np.save(root / f"{name}.npy", darker.astype(np.uint8))
+    np.save(root / "labels.npy", digits.target[:30])
+    return root
+
+
 def test_two_workers_measure_what_one_process_does(tiny: Tiny, tmp_path: Path, ray_cluster: None) -> None:
     folder = trained(tiny, "test_resnet")
-    evaluate = ["evaluate", str(folder), "--only", "linear,knn", "--networks", "teacher"]
+    released = write_arrays(tmp_path / "digits-c")
+    evaluate = ["evaluate", str(folder), "--only", "linear,knn,imagenet-c", "--networks", "teacher"]
+    evaluate += ["--evaluation.imagenet-c-root", str(released)]
     assert main(evaluate) == 0
     alone = measured(folder)
     (folder / "results.json").unlink()
     assert main([*evaluate, "--cluster.num-workers", "2"]) == 0
     together = measured(folder)
-    assert {kind for kind, _, _ in alone} == {"linear", "knn"}
+    assert {kind for kind, _, _ in alone} == {"linear", "knn", "imagenet-c"}
+    (entry,) = (e for e in read_results(folder).entries if e["evaluation"] == "imagenet-c")
+    assert {name: len(row) for name, row in entry["cells"].items()} == {"contrast": 5, "brightness": 5}
     assert together == pytest.approx(alone, abs=0.3)  # one of the 359 test images may fall on the other side
 
 

@@ -1,5 +1,6 @@
 """Which numbers a run folder shows: those of the settings asked for, measured once, resumed when killed."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from sts_core import ConfigError, StsError
-from sts_eval import DataError, read_results
+from sts_eval import CorruptionResult, DataError, read_results, write_results
+from sts_methods.checkpoint import CheckpointError, CheckpointStore
 from sts_methods.data import DataConfig
 from sts_pipelines import evaluation, robustness
 from sts_pipelines.evaluation import settings_of
@@ -41,11 +44,81 @@ def test_numbers_of_other_data_or_another_precision_are_not_taken_for_those_aske
     elsewhere = ["--data.dataset", "arrays", "--data.root", "/nowhere/digits.npz"]
     assert main(["evaluate", str(folder), *elsewhere]) == 2
     assert "/nowhere/digits.npz" in capsys.readouterr().err
-    before = len(read_results(folder).entries)
+    before = read_results(folder).entries
     assert main(["evaluate", str(folder), "--evaluation.features.precision", "bfloat16"]) == 0
-    settings = {entry["settings"] for entry in read_results(folder).entries}
-    assert len(settings) == 1  # the same measurement, replaced
-    assert len(read_results(folder).entries) == before
+    assert main(["evaluate", str(folder), "--data.image-size", "16"]) == 0
+    entries = read_results(folder).entries
+    assert len({entry["settings"] for entry in entries}) == 3
+    assert [entry["data"]["image_size"] for entry in entries[: len(before)]] == [16] * len(before)
+    assert [entry["data"]["precision"] for entry in entries].count("bfloat16") == len(before)
+    assert main(["evaluate", str(folder)]) == 0
+    assert read_results(folder).entries[: len(before)] == before
+
+
+def test_a_measurement_with_fewer_settings_does_not_break_up_the_one_before(tiny: Tiny) -> None:
+    folder = trained(tiny)
+    for ks in ("20,1", "20", "20,1"):
+        assert main(["evaluate", str(folder), "--only", "knn", "--evaluation.knn.ks", ks]) == 0
+        assert read_results(folder).entries[0]["k"] == 20
+
+
+def test_a_probe_by_sgd_on_other_data_or_in_another_precision_neither_stops_nor_goes_on_with_the_first(
+    tiny: Tiny,
+) -> None:
+    folder = trained(tiny)
+    linear = ["--evaluation.linear.solver", "sgd", "--evaluation.linear.epochs", "2"]
+    evaluate = ["evaluate", str(folder), "--only", "linear", *linear, "--evaluation.linear.learning-rates", "0.3"]
+    for other in ([], ["--evaluation.features.precision", "bfloat16"], ["--data.image-size", "16"]):
+        assert main([*evaluate, *other]) == 0
+    assert len(list(folder.glob(".linear-teacher-*.pt"))) == 3
+    assert len({entry["settings"] for entry in read_results(folder).entries}) == 3
+
+
+def test_outcomes_on_corruptions_belong_to_one_setting(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        robustness, "cells_of", lambda source: [("contrast", severity) for severity in source.severities]
+    )
+    folder = trained(tiny)
+    for severities in ("1", "2,3"):
+        assert main(["evaluate", str(folder), "--only", "imagenet-c", "--evaluation.severities", severities]) == 0
+    entries = read_results(folder).entries
+    assert [entry["severities"] for entry in entries] == [[2, 3], [1]]
+    assert len({entry["outcomes"] for entry in entries}) == 2
+    for entry in entries:
+        CorruptionResult.from_json(entry).with_outcomes(folder / entry["outcomes"])
+        assert entry["protocol"]["solver"] == "lbfgs"
+
+
+def test_drift_belongs_to_the_runs_teacher_and_is_written_after_a_kill(tiny: Tiny) -> None:
+    pipeline = tiny("byol-digits-tma", steps=None, epochs=1, track_drift=True)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
+    launch(jobs_of(pipeline), name=pipeline.run_name, folder=pipeline.folder)
+    entries = read_results(pipeline.folder).entries
+    assert evaluation.is_evaluated(pipeline.folder, pipeline)
+    kept = tuple(entry for entry in entries if entry["evaluation"] != "drift")
+    assert len(kept) < len(entries)
+    write_results(pipeline.folder, replace(read_results(pipeline.folder), entries=kept))  # killed before it was added
+    assert not evaluation.is_evaluated(pipeline.folder, pipeline)
+    (pipeline.folder / "bank").mkdir()
+    shutil.copy(pipeline.folder / "teacher.safetensors", pipeline.folder / "bank" / "one.safetensors")
+    shutil.copy(pipeline.folder / "teacher.json", pipeline.folder / "bank" / "one.json")
+    results = pipeline.folder.parent / "one"
+    evaluation.evaluate_run(pipeline.folder, pipeline, device=torch.device("cpu"), teacher="one", results=results)
+    assert {entry["evaluation"] for entry in read_results(results).entries} == {"knn"}
+
+
+def test_a_damaged_older_checkpoint_is_left_out_and_a_damaged_last_one_is_an_error(tiny: Tiny) -> None:
+    pipeline = tiny("fixmatch-digits-tma", steps=6)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=()))
+    launch(jobs_of(pipeline), name=pipeline.run_name, folder=pipeline.folder)
+    store = CheckpointStore(pipeline.folder / "checkpoints")
+    assert store.steps() == [2, 4, 6]
+    (store.path(2) / "state.pt").write_bytes(b"torn")
+    with pytest.warns(UserWarning, match="skipped a damaged checkpoint"):
+        assert [step for step, _ in evaluation.readable_checkpoints(store)] == [4, 6]
+    (store.path(6) / "state.pt").write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match="step-00000006"), pytest.warns(UserWarning, match="damaged"):
+        list(evaluation.readable_checkpoints(store))
 
 
 def test_a_table_shows_the_numbers_of_the_settings_asked_for_last(tiny: Tiny) -> None:
@@ -124,6 +197,13 @@ def test_folders_of_images_are_corrupted_here_and_kept(tmp_path: Path) -> None:
     assert len(source.cell("contrast", 1)) == 2
     source.cell("contrast", 1)[0]
     assert [path.suffix for path in (tmp_path / "kept").rglob("a*.*")] != []
+    for split in ("train", "val"):
+        for name in ("ant", "bee"):
+            (tmp_path / "data" / split / name / "deep").mkdir()
+            file = tmp_path / "data" / split / name / "a.png"
+            file.rename(file.parent / "deep" / "a.png")
+    deeper = robustness.corruption_source(data, EvaluationConfig(), ("ant", "bee"))
+    assert deeper.clean.names == ("ant/deep/a", "bee/deep/a")
 
 
 def test_several_fine_tunings_have_their_mean_reported(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

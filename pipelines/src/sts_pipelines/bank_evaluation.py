@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 
 from sts_eval import CheckpointAccuracy, classification_accuracy, few_labels
-from sts_eval.parallel import gather, rank, world_size
+from sts_eval.parallel import gather
 from sts_methods import build_method
-from sts_methods.checkpoint import CheckpointStore, read_checkpoint
+from sts_methods.checkpoint import CheckpointStore
 from sts_methods.data import evaluation_data
-from sts_pipelines.evaluation import evaluate_run, is_done, settings_of, write_entries
+from sts_pipelines.evaluation import evaluate_run, is_done, readable_checkpoints, settings_of, write_entries
 from sts_pipelines.pipeline import PipelineConfig
 
 
@@ -22,7 +22,7 @@ def evaluate_bank(folder: Path, pipeline: PipelineConfig, results: Path, *, devi
         missing = [name for name in names if not is_done(results / name, "few-labels", "teacher", settings)]
         for name, records in _few_labels(folder, pipeline, missing, device=device).items():
             entries = [entry for result in few_labels(records) for entry in result.entries()]
-            write_entries(results / name, entries, settings)
+            write_entries(results / name, entries, pipeline)
     for name in names:
         evaluate_run(folder, pipeline, device=device, teacher=name, results=results / name)
 
@@ -38,10 +38,9 @@ def _few_labels(
     teacher = build_method(training.method, seed=training.seed).teacher.to(device)
     store = CheckpointStore(folder / "checkpoints")
     mine: dict[str, list[CheckpointAccuracy]] = {name: [] for name in names}
-    for step in store.steps()[rank() :: world_size()]:
-        bank = read_checkpoint(store.path(step))["bank"]["teachers"]
+    for step, state in readable_checkpoints(store):
         for name in names:
-            teacher.load_state_dict(bank[name])
+            teacher.load_state_dict(state["bank"]["teachers"][name])
             top1 = classification_accuracy(teacher, test, pipeline.evaluation.features, device=device)[1]
             mine[name].append(CheckpointAccuracy(step, "teacher", top1))
     return {name: gather(records) for name, records in mine.items()}

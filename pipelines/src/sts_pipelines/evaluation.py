@@ -5,6 +5,7 @@ the same settings, is not repeated, so a killed run only does what is missing.
 """
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from sts_eval import (
 from sts_eval.detection import DetectionConfig, detection_transfer
 from sts_eval.parallel import barrier, broadcast_object, gather, rank, world_size
 from sts_methods import build_method, load_backbone
-from sts_methods.checkpoint import CheckpointStore, read_checkpoint
+from sts_methods.checkpoint import CheckpointError, CheckpointStore, read_checkpoint
 from sts_methods.data import evaluation_data
 from sts_pipelines.errors import UsageError
 from sts_pipelines.pipeline import PipelineConfig
@@ -67,7 +68,7 @@ def evaluate_run(
     evaluator = _Evaluator(folder, results, pipeline, device, teacher)
     for evaluation in pipeline.evaluation.after_training:
         evaluator.evaluate(evaluation, pipeline.evaluation.networks if teacher is None else ("teacher",))
-    if pipeline.training.track_drift and rank() == 0:
+    if pipeline.training.track_drift and teacher is None and rank() == 0:  # the run's teacher, not one of the bank
         add_entries(results, read_drift(folder, epochs=None).entries(), run=results.name)
     barrier()
     if rank() == 0:
@@ -111,14 +112,13 @@ class _Evaluator:
     def evaluate(self, evaluation: str, networks: Sequence[str]) -> None:
         """Measure those of `networks` that have no result yet, together where the images cost more than the network."""
         alone: Mapping[str, Callable[[str], Entries]] = {"linear": self._linear, "knn": self._knn, "voc": self._voc}
-        settings = settings_of(evaluation, self.pipeline)
         missing = self.missing(evaluation, networks)
         if evaluation in alone:
             for network in missing:
-                write_entries(self.results, alone[evaluation](network), settings)
+                write_entries(self.results, alone[evaluation](network), self.pipeline)
         elif missing:
             together = self._few_labels if evaluation == "few-labels" else self._imagenet_c
-            write_entries(self.results, together(missing), settings)
+            write_entries(self.results, together(missing), self.pipeline)
 
     def missing(self, evaluation: str, networks: Sequence[str]) -> list[str]:
         """The networks without a result under these settings."""
@@ -161,7 +161,7 @@ class _Evaluator:
         """The linear classifier; trained by SGD it is kept in the run folder, and goes on from there."""
         if network not in self._probes:
             config = self.config.linear
-            keep = config.solver == "sgd"
+            state = self.results / f".linear-{network}-{settings_of('linear', self.pipeline)}.pt"
             train, test = self._probe_data() if config.augment else self._features_of(network)
             self._probes[network] = linear_probe(
                 train,
@@ -170,7 +170,7 @@ class _Evaluator:
                 backbone=self._backbone(network) if config.augment else None,
                 features=self.config.features,
                 cache=self._cache,
-                state_file=self.results / f".linear-{network}-{digest(to_dict(config))}.pt" if keep else None,
+                state_file=state if config.solver == "sgd" else None,
                 device=self.device,
             )
         return self._probes[network]
@@ -197,8 +197,8 @@ class _Evaluator:
         method = build_method(training.method, seed=training.seed).to(self.device)
         models = {network: method.teacher if network == "teacher" else method.student for network in networks}
         store = CheckpointStore(self.folder / "checkpoints")
-        for step in store.steps()[rank() :: world_size()]:
-            method.load_state_dict(read_checkpoint(store.path(step))["method"])
+        for step, state in readable_checkpoints(store):
+            method.load_state_dict(state["method"])
             yield step, models
 
     def _imagenet_c(self, networks: Sequence[str]) -> Entries:
@@ -215,11 +215,12 @@ class _Evaluator:
         )
         entries = []
         for network, result in results.items():
-            outcomes = f"imagenet-c-{network}.npz"
+            outcomes = f"imagenet-c-{network}-{settings_of('imagenet-c', self.pipeline)}.npz"
             if rank() == 0:
                 self.results.mkdir(parents=True, exist_ok=True)
                 result.save_outcomes(self.results / outcomes)
-            entries.append(result.results_entry(network=network, outcomes=outcomes))  # type: ignore[arg-type]
+            entry = result.results_entry(network=network, outcomes=outcomes)  # type: ignore[arg-type]
+            entries.append({**entry, "protocol": to_dict(self.config.linear)})
         return entries
 
     def _voc(self, network: str) -> Entries:
@@ -241,13 +242,33 @@ def _mean_of_trials(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**entries[0], "value": fmean(values), "trials": values}
 
 
+def readable_checkpoints(store: CheckpointStore) -> Iterator[tuple[int, dict[str, Any]]]:
+    """This rank's share of the checkpoints; of damaged ones only the newest, which `last` stands for, is an error."""
+    steps = store.steps()
+    for step in steps[rank() :: world_size()]:
+        try:
+            state = read_checkpoint(store.path(step))
+        except CheckpointError as error:
+            if step == steps[-1]:
+                raise
+            warnings.warn(f"skipped a damaged checkpoint: {error}", UserWarning, stacklevel=2)
+        else:
+            yield step, state
+
+
+def data_of(pipeline: PipelineConfig) -> dict[str, Any]:
+    """The images that networks are evaluated on, and the type of the numbers in which they see them."""
+    data = pipeline.training.data
+    images = {"dataset": data.dataset, "root": data.root, "image_size": data.image_size}
+    return images | {"precision": pipeline.evaluation.features.precision}
+
+
 def settings_of(evaluation: str, pipeline: PipelineConfig) -> str:
     """A digest of what the numbers of an evaluation depend on besides the networks."""
-    config, data = pipeline.evaluation, pipeline.training.data
+    config = pipeline.evaluation
     if evaluation == "voc":
         return digest({"evaluation": "voc", "trials": config.voc_trials, **to_dict(config.voc)}, ignore=VOC_OPERATIONAL)
-    depends: dict[str, Any] = {"evaluation": evaluation, "precision": config.features.precision}
-    depends |= {"dataset": data.dataset, "root": data.root, "image_size": data.image_size}
+    depends: dict[str, Any] = {"evaluation": evaluation, **data_of(pipeline)}
     if evaluation in ("linear", "imagenet-c"):
         depends["linear"] = to_dict(config.linear)
     if evaluation == "knn":
@@ -257,7 +278,7 @@ def settings_of(evaluation: str, pipeline: PipelineConfig) -> str:
     return digest(depends)
 
 
-def is_done(results: Path, evaluation: str, network: str, settings: str) -> bool:
+def is_done(results: Path, evaluation: str, network: str, settings: str | None) -> bool:
     """Whether results.json holds this evaluation; rank 0 looks and tells the others, who must not disagree."""
     done = False
     if rank() == 0 and (results / "results.json").is_file():
@@ -269,11 +290,12 @@ def is_done(results: Path, evaluation: str, network: str, settings: str) -> bool
 
 def is_evaluated(results: Path, pipeline: PipelineConfig) -> bool:
     """Whether results.json holds everything that the config asks for."""
-    return all(
+    measured = all(
         is_done(results, evaluation, network, settings_of(evaluation, pipeline))
         for evaluation in pipeline.evaluation.after_training
         for network in pipeline.evaluation.networks
     )
+    return measured and (not pipeline.training.track_drift or is_done(results, "drift", "teacher", None))
 
 
 def bring_forward(results: Path, pipeline: PipelineConfig) -> RunResults:
@@ -287,11 +309,17 @@ def bring_forward(results: Path, pipeline: PipelineConfig) -> RunResults:
     return ordered
 
 
-def write_entries(results: Path, entries: Entries, settings: str) -> None:
-    """Add entries to results.json, on rank 0."""
+def write_entries(results: Path, entries: Entries, pipeline: PipelineConfig) -> None:
+    """Add entries to results.json, on rank 0, with what they depend on; detection has data of its own."""
     if rank() == 0:
         results.mkdir(parents=True, exist_ok=True)
-        add_entries(results, [{**entry, "settings": settings} for entry in entries], run=results.name)
+        data = {"data": data_of(pipeline)}
+        known = [
+            {**entry, **({} if entry["evaluation"] == "voc" else data)}
+            | {"settings": settings_of(entry["evaluation"], pipeline)}
+            for entry in entries
+        ]
+        add_entries(results, known, run=results.name)
 
 
 def measure_of(pipeline: PipelineConfig, metric: str) -> Callable[[nn.Module], dict[str, float]]:

@@ -45,8 +45,9 @@ def corruption_source(data: DataConfig, config: EvaluationConfig, classes: Seque
         assert test.labels is not None
         clean = CleanArrays(test.images.permute(0, 2, 3, 1).contiguous().numpy(), test.labels)
     else:
-        split = Path(test.paths[0]).parents[1]
-        clean = CleanFolder(split, image_size=max(data.image_size, 32), classes=classes)
+        root = Path(str(data.root))
+        split = Path(test.paths[0]).relative_to(root).parts[0]  # val or test; images may lie deep in a class's folder
+        clean = CleanFolder(root / split, image_size=max(data.image_size, 32), classes=classes)
     return GeneratedCorruptions(clean, severities=config.severities, cache=config.corruption_cache)
 
 

@@ -22,7 +22,8 @@ def config_of(*, m: float, p: float, granularity: str = "layer", seed: int = 0) 
         "smoothing": {"momentum": m, "preserve_probability": p, "granularity": granularity, "buffers": "keep"},
         "momentum_schedule": "cosine",
         "data": {"dataset": "imagenet", "image_size": 224, "recipe": "byol"},
-        "optimizer": {"name": "sgd", "lr": 0.05, "schedule": "cosine", "weight_decay": 1e-4},
+        "optimizer": {"name": "sgd", "lr": 0.05, "schedule": "cosine", "weight_decay": 1e-4, "momentum": 0.9}
+        | {"warmup_epochs": 10.0},
         "global_batch_size": 256,
         "epochs": 200,
         "seed": seed,

@@ -102,7 +102,7 @@ def test_the_paper_stands_beside_the_teachers_numbers_and_departures_are_named(f
 
 
 def test_a_run_of_the_papers_recipe_as_pipelines_write_it_may_stand_beside_the_paper(make_run: MakeRun) -> None:
-    folder = make_run("sts", m=0.99, p=0.7, top1=None)
+    folder = make_run("sts", m=0.99, p=0.7, top1=None, metrics=False)
     config = json.loads((folder / "config.json").read_text())
     config["method"]["kind"] = config["method"].pop("name")
     config["data"]["dataset"] = "imagefolder"
@@ -155,6 +155,35 @@ def test_two_protocols_of_one_run_are_two_rows_and_never_stand_in_one_column(mak
     assert "linear evaluation (SGD lr 30, 100 epochs, augmented), teacher, top-1, last" in overview.note
 
 
+def test_numbers_on_other_data_never_stand_in_the_column_of_the_trainings(make_run: MakeRun) -> None:
+    folder = make_run("run", p=0.7, top1=None)
+    own = {"dataset": "imagenet", "image_size": 224, "precision": "float32"}
+    kinds = {"linear": {"protocol": asdict(fast_protocol())}, "few-labels": {}, "knn": {"k": 20}}
+    for evaluation, details in kinds.items():
+        entry = {"evaluation": evaluation, "network": "teacher", "metric": "top1", "which": "last", **details}
+        add_entries(folder, [entry | {"value": 41.0, "data": own, "settings": "a"}])
+        add_entries(folder, [entry | {"value": 42.0, "data": own, "settings": "b"}])
+        add_entries(folder, [entry | {"value": 10.0, "data": own | {"image_size": 16}, "settings": "c"}])
+    report = build_report(read_runs([folder]))
+    section = next(section for section in report.sections if section.anchor == "results")
+    linear, knn, few = (block for block in section.blocks if isinstance(block, Table))
+    assert rows_of(linear) == [["run", "L-BFGS, image_size 16", "10.00"], ["run", "L-BFGS", "42.00"]]
+    assert few.header[1:] == ["top-1, last, image_size 16", "top-1, last"]
+    assert knn.header[1:] == ["top-1, k 20, image_size 16", "top-1, k 20"]
+    assert rows_of(few) == rows_of(knn) == [["run", "10.00", "42.00"]]
+
+
+def test_of_two_protocols_in_one_line_beside_the_paper_the_newest_is_shown(make_run: MakeRun) -> None:
+    folder = make_run("sts", p=0.7, top1=None)
+    entry = {"evaluation": "linear", "network": "teacher", "metric": "top1", "which": "last"}
+    best = entry | {"which": "best"}
+    old, new = (asdict(fast_protocol(regularisations=(value,))) for value in (1e-3, 1e-2))
+    add_entries(folder, [entry | {"value": 40.0, "protocol": old}, best | {"value": 41.0, "protocol": old}])
+    add_entries(folder, [entry | {"value": 80.0, "protocol": new}])
+    row = rows_of(table_of(build_report(read_runs([folder])), "paper"))[0]
+    assert row[:5] == ["BYOL STS", "sts", "72.7", "80.00", "+7.30"]
+
+
 def test_the_plane_averages_seeds_and_names_the_best_cell(make_run: MakeRun, sweep: Path) -> None:
     make_run("again", m=0.9, p=0.9, seed=1, top1=79.9, metrics=False)
     report = build_report(read_runs([sweep]), against_paper=False)
@@ -191,7 +220,29 @@ def test_the_number_of_cells_stands_beside_a_mean_and_other_cells_are_not_subtra
     assert {row[0]: row[column] for row in rows_of(table)} == {"tma": "75 of 75", "sts": "15 of 75"}
     markdown = to_markdown(report)
     assert "sts minus tma" not in markdown
-    assert "Not compared with tma, which saw other images or other cells: sts." in markdown
+    assert "Not compared with tma, which saw other images or other cells, or has another probe: sts." in markdown
+
+
+@pytest.mark.parametrize("change", [{"protocol": {"solver": "sgd"}}, {"source": {"seed": 5}}, {"data": {"root": "/b"}}])
+def test_what_another_probe_or_other_pixels_gave_is_not_subtracted(family: Path, change: dict[str, object]) -> None:
+    file = family / "sts" / "results.json"
+    results = json.loads(file.read_text())
+    results["entries"][-1] |= change
+    file.write_text(json.dumps(results))
+    markdown = to_markdown(build_report(read_runs([family])))
+    assert "sts minus tma" not in markdown
+    assert "or has another probe: sts." in markdown
+
+
+def test_a_student_is_neither_called_nor_compared_with_a_teacher_on_corruptions(family: Path) -> None:
+    for name, text in (("sts", "only their students were evaluated: sts."), ("tma", "on corrupted images, student")):
+        file = family / name / "results.json"
+        results = json.loads(file.read_text())
+        results["entries"][-1]["network"] = "student"
+        file.write_text(json.dumps(results))
+        markdown = to_markdown(build_report(read_runs([family])))
+        assert text in markdown
+        assert ("sts minus tma" in markdown) == (name == "tma")  # both are students then
 
 
 def test_damaged_outcomes_are_named_and_nothing_is_written(family: Path, tmp_path: Path) -> None:

@@ -18,14 +18,18 @@ from sts_eval.paper_rows import (
     describe_training,
     protocol_obstacles,
     rows_of,
+    size_obstacles,
 )
 from sts_eval.published import PublishedNumber, published
-from sts_eval.results import RunResults, protocol_key, read_results
-from sts_eval.run_config import METRICS_NAME, read_config, read_metrics, training_section
+from sts_eval.results import RunResults, read_results, text_of
+from sts_eval.run_config import METRICS_NAME, entries_of, read_config, read_metrics, training_section
 
 SPATIAL = ("smoothing", "granularity", "preserve_probability")
 """Conditions in which STS and the moving average it is compared with may differ."""
 OTHER_CELLS = "other cells than those of the moving average"
+OTHER_IMAGES = "other images than those of the moving average"
+OTHER_DATA = ("dataset ", "evaluated with dataset ", OTHER_CELLS, OTHER_IMAGES)
+"""Beginnings of the obstacles that leave no difference to the paper's number."""
 UNKNOWN_FOLDER = "imagefolder (nothing says whether it is ImageNet)"
 CORRUPTION_GAIN = ("text", "ImageNet-C", "mean gain over TMA, about")
 
@@ -44,6 +48,8 @@ class Comparison:
     ours: Estimate
     obstacles: tuple[str, ...]
     """Why the number may not stand beside the paper's; empty where it may."""
+    variant: str = ""
+    """Protocol and data of the evaluation: what differs in them was measured in another way."""
 
     @property
     def may_stand(self) -> bool:
@@ -53,7 +59,7 @@ class Comparison:
     @property
     def reference(self) -> float | None:
         """The published value, None where the paper's training failed or ours was on other data."""
-        other_data = any(obstacle.startswith(("dataset ", OTHER_CELLS)) for obstacle in self.obstacles)
+        other_data = any(obstacle.startswith(OTHER_DATA) for obstacle in self.obstacles)
         return None if other_data else self.published.value
 
     @property
@@ -78,8 +84,12 @@ class Comparison:
 def with_conditions(
     results: RunResults, config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]] = ()
 ) -> RunResults:
-    """Results with the seed and the conditions that a run's config gives, where the results do not name them."""
+    """Results with the seed and the conditions that a run's config gives, where the results do not name them.
+
+    Of each kind of entry the newest stays, and of its `data` what differs from the training's.
+    """
     conditions = describe_training(config)
+    results = replace(results, entries=tuple(entries_of(results, config)))
     if conditions.get("dataset", "imagefolder") == "imagefolder":  # the config does not say of what
         imagenet = _is_imagenet(results, conditions.get("global_batch_size"), metrics)
         if imagenet:
@@ -91,14 +101,13 @@ def with_conditions(
 
 
 def _is_imagenet(results: RunResults, batch_size: int | None, metrics: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Whether training had ImageNet's number of images, by a probe's count or by the steps per epoch; None: unknown."""
-    counts = {entry["num_train"] for entry in results.entries if "num_train" in entry}
+    """Whether training had ImageNet's number of images, by its steps per epoch or by a probe's count; None: unknown."""
     lengths = {round(line["step"] / line["epoch"]) for line in metrics[-1:] if line.get("step") and line.get("epoch")}
-    if IMAGENET_TRAIN_IMAGES in counts:
-        return True
     if batch_size and lengths:
         return IMAGENET_TRAIN_IMAGES // batch_size in lengths
-    return False if counts else None
+    own = [entry for entry in results.entries if not {"dataset", "root"} & set(entry.get("data", ()))]
+    counts = {entry["num_train"] for entry in own if "num_train" in entry}
+    return IMAGENET_TRAIN_IMAGES in counts if counts else None
 
 
 def load_run(folder: str | Path) -> RunResults:
@@ -116,14 +125,22 @@ def compare_with_paper(runs: Sequence[RunResults], *, confidence: float = 0.95) 
     """
     cells: dict[tuple[Any, ...], _Cell] = {}
     for run in runs:
-        for entry in run.entries:
-            for row, column in _columns(run, entry):
-                number = published(row.table, row.row, column)
-                found = (*row.obstacles(run.conditions), *_entry_obstacles(row, run, entry))
-                key = (number, _setting(run), protocol_key(entry), entry["network"], _which(entry), found)
-                cells.setdefault(key, {})[_seed_key(run)] = (run.run, float(entry["value"]))
+        for key, value in _numbers(run).items():
+            cells.setdefault(key, {})[_seed_key(run)] = (run.run, value)
     comparisons = [_comparison(key, cell, confidence) for key, cell in cells.items()]
     return comparisons + _corruption_gains(runs, confidence)
+
+
+def _numbers(run: RunResults) -> dict[tuple[Any, ...], float]:
+    """The numbers of a run that belong to cells of the paper; of one measured twice the newest, which comes first."""
+    numbers: dict[tuple[Any, ...], float] = {}
+    for entry in run.entries:
+        for row, column in _columns(run, entry):
+            number = published(row.table, row.row, column)
+            found = (*row.obstacles(run.conditions), *_entry_obstacles(row, run, entry))
+            key = (number, _setting(run), _variant(entry), entry["network"], _which(entry), found)
+            numbers.setdefault(key, float(entry["value"]))
+    return numbers
 
 
 _Cell = dict[Any, tuple[str, float]]
@@ -136,6 +153,11 @@ class _Corrupted(NamedTuple):
     value: float
     obstacles: frozenset[str]
     cells: str
+    images: str
+
+
+def _variant(entry: Mapping[str, Any]) -> str:
+    return text_of(entry, "protocol", "data")
 
 
 def _setting(run: RunResults, *, but: Sequence[str] = ()) -> str:
@@ -161,17 +183,23 @@ def _columns(run: RunResults, entry: Mapping[str, Any]) -> list[tuple[PaperRow, 
 def _entry_obstacles(row: PaperRow, run: RunResults, entry: Mapping[str, Any]) -> list[str]:
     """Departures in the evaluation, as against those in training."""
     found = [] if entry["network"] == "teacher" else [f"network {entry['network']} instead of teacher"]
+    found += _other_data(entry)
     if row.evaluation == "linear":
-        found += protocol_obstacles(str(run.conditions.get("method")), entry)
+        found += protocol_obstacles(str(run.conditions.get("method")), entry) + size_obstacles(entry)
     if row.evaluation == "voc":  # the detection transfer judges itself: backend, data, schedule
         found += [str(reason) for reason in entry.get("not_comparable", ("detection settings unknown",))]
     return found
 
 
+def _other_data(entry: Mapping[str, Any]) -> list[str]:
+    """In what the data of the evaluation is not that of the training; a folder may have been moved."""
+    return [f"evaluated with {name} {value}" for name, value in entry.get("data", {}).items() if name != "root"]
+
+
 def _comparison(key: tuple[Any, ...], cell: _Cell, confidence: float) -> Comparison:
-    number, _, _, network, which, obstacles = key
+    number, _, variant, network, which, obstacles = key
     names, values = (tuple(part) for part in zip(*cell.values(), strict=True))
-    return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(obstacles))
+    return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(obstacles), variant)
 
 
 def _corruption_gains(runs: Sequence[RunResults], confidence: float) -> list[Comparison]:
@@ -180,16 +208,23 @@ def _corruption_gains(runs: Sequence[RunResults], confidence: float) -> list[Com
     groups: dict[tuple[str, ...], dict[Any, _Corrupted]] = {}
     for run in runs:
         kind = run.conditions.get("smoothing")
+        mine: dict[tuple[str, ...], _Corrupted] = {}  # the newest, which comes first
         for entry in run.entries if kind in ("tma", "sts") else ():
             if entry["evaluation"] == "imagenet-c" and entry["metric"] == "top1":
-                twin = (_setting(run, but=SPATIAL), str(entry["network"]), str(entry["which"]))
+                twin = (_setting(run, but=SPATIAL), str(entry["network"]), str(entry["which"]), _variant(entry))
                 key = twin if kind == "tma" else (*twin, _setting(run))
-                found = (averages if kind == "tma" else groups).setdefault(key, {})
-                found[_seed_key(run)] = _Corrupted(
-                    run.run, float(entry["value"]), _foreign_images(entry), _cells(entry)
-                )
+                mine.setdefault(key, _corrupted(run, entry))
+        for place, corrupted in mine.items():
+            (averages if kind == "tma" else groups).setdefault(place, {})[_seed_key(run)] = corrupted
     pairs = {key: _pairs(found, averages[key[:-1]]) for key, found in groups.items() if key[:-1] in averages}
     return [_gain(key, found, confidence) for key, found in pairs.items() if found]
+
+
+def _corrupted(run: RunResults, entry: Mapping[str, Any]) -> _Corrupted:
+    departures = protocol_obstacles(str(run.conditions.get("method")), entry) + _other_data(entry)
+    source = {name: value for name, value in dict(entry.get("source") or {}).items() if name != "root"}
+    images = json.dumps([entry.get("images"), entry.get("num_images"), source], sort_keys=True)
+    return _Corrupted(run.run, float(entry["value"]), _foreign_images(entry) | set(departures), _cells(entry), images)
 
 
 def _foreign_images(entry: Mapping[str, Any]) -> frozenset[str]:
@@ -217,18 +252,19 @@ def _pairs(sts: Mapping[Any, _Corrupted], tma: Mapping[Any, _Corrupted]) -> list
 
 def _minus(first: _Corrupted, second: _Corrupted) -> _Corrupted:
     found = first.obstacles | second.obstacles | ({OTHER_CELLS} if first.cells != second.cells else set())
-    return _Corrupted(f"{first.run} - {second.run}", first.value - second.value, found, first.cells)
+    found |= {OTHER_IMAGES} if first.images != second.images else set()
+    return first._replace(run=f"{first.run} - {second.run}", value=first.value - second.value, obstacles=found)
 
 
 def _gain(key: tuple[str, ...], pairs: Sequence[_Corrupted], confidence: float) -> Comparison:
-    _, network, which, setting = key
+    _, network, which, variant, setting = key
     row = next(row for row in ROWS if row.row == "BYOL STS")
     obstacles = row.obstacles(json.loads(setting))
     obstacles += [] if network == "teacher" else [f"network {network} instead of teacher"]
     obstacles += sorted(frozenset().union(*(pair.obstacles for pair in pairs)))
     names, values = tuple(pair.run for pair in pairs), tuple(pair.value for pair in pairs)
     number = published(*CORRUPTION_GAIN)
-    return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(obstacles))
+    return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(obstacles), variant)
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:

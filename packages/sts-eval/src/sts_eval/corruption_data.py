@@ -25,10 +25,10 @@ from sts_eval.corruption_tables import (
     check_severities,
 )
 from sts_eval.errors import DataError
+from sts_eval.images import centre_box, folders_in, is_image
 from sts_eval.samples import check_labels
 
 ImageArray = npt.NDArray[np.uint8]
-IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp")
 ARCHIVES = {name: group for group, names in (*GROUPS.items(), ("extra", EXTRA_CORRUPTIONS)) for name in names}
 
 
@@ -82,13 +82,12 @@ def read_image(path: Path) -> Image.Image:
 
 def center_crop(image: Image.Image, side: int, path: Path) -> ImageArray:
     """The central side x side pixels; ImageNet-C is stored at 224 px, so nothing is resized (release, test.py)."""
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    if left < 0 or top < 0:
+    if min(image.size) < side:
         size = f"{image.width}x{image.height}"
         raise DataError(
             f"images must be at least {side}x{side} pixels, {path} is {size}: pass the image_size of this dataset"
         )
-    return np.asarray(image.crop((left, top, left + side, top + side)))
+    return np.asarray(image.crop(centre_box(image.size, side)))
 
 
 def count_classes(labels: npt.NDArray[np.int64], num_classes: int | None, *, where: str) -> int:
@@ -99,13 +98,14 @@ def count_classes(labels: npt.NDArray[np.int64], num_classes: int | None, *, whe
 
 
 def image_tree(root: Path, classes: Sequence[str]) -> list[tuple[str, int]]:
-    """All (class/file, label) below root, sorted, labels in the order of `classes`."""
+    """All (class/file, label) below root, at any depth, sorted, labels in the order of `classes`."""
     samples = []
     for label, name in enumerate(classes):
-        files = sorted(file for file in os.listdir(root / name) if os.path.splitext(file)[1].lower() in IMAGE_SUFFIXES)
-        if not files:
+        walked = ((base, file) for base, _, files in os.walk(root / name, followlinks=True) for file in files)
+        found = sorted(os.path.relpath(os.path.join(base, file), root) for base, file in walked if is_image(file))
+        if not found:
             raise DataError(f"every class needs an image, {root / name} has none: unpack or copy it again")
-        samples += [(f"{name}/{file}", label) for file in files]
+        samples += [(file, label) for file in found]
     return samples
 
 
@@ -127,8 +127,7 @@ def class_folders(root: Path, expected: Sequence[str] | None = None) -> tuple[st
     """The names of root's sub-folders, sorted; they must be the `expected` ones if these are given."""
     if not root.is_dir():
         raise DataError(f"images must be in a folder, {root} is none: correct the path")
-    with os.scandir(root) as entries:
-        found = tuple(sorted(entry.name for entry in entries if entry.is_dir()))
+    found = tuple(folders_in(root))
     if not found:
         raise DataError(f"{root} must hold one folder per class, it holds none: point to such a folder")
     if expected is not None and found != tuple(expected):

@@ -91,7 +91,7 @@ def compare_corruptions(
 
 
 def _check_comparable(first: CorruptionResult, second: CorruptionResult) -> None:
-    if first.images != second.images or first.num_images != second.num_images:
+    if first.shown != second.shown:
         raise DataError(
             f"two results can be compared on the same images only, {first.model} and {second.model} saw others: "
             "evaluate both on one dataset"

@@ -18,7 +18,6 @@ from sts_eval.corruption_data import (
     ArrayCell,
     CellImages,
     ImageArray,
-    center_crop,
     class_folders,
     count_classes,
     digest_of,
@@ -29,6 +28,7 @@ from sts_eval.corruption_data import (
 from sts_eval.corruption_functions import SMALLEST_SIDE, corrupt_image, corruption_key, library_version
 from sts_eval.corruption_tables import ALL_CORRUPTIONS, SEVERITIES, check_corruptions, check_severities
 from sts_eval.errors import DataError
+from sts_eval.images import centre_crop
 from sts_eval.results import write_atomically
 
 RELEASED_QUALITY = 85  # make_imagenet_c.py saves its results as JPEG of quality 85
@@ -57,10 +57,8 @@ class CleanFolder:
 
     def image(self, index: int) -> ImageArray:
         path = self.root / self.samples[index][0]
-        image = read_image(path)
-        scale = round(self.image_size * RESIZE_RATIO) / min(image.size)
-        size = (max(self.image_size, round(image.width * scale)), max(self.image_size, round(image.height * scale)))
-        return center_crop(image.resize(size, Image.Resampling.BILINEAR), self.image_size, path)
+        resize = round(self.image_size * RESIZE_RATIO)
+        return np.asarray(centre_crop(read_image(path), self.image_size, resize=resize))
 
 
 class CleanArrays:

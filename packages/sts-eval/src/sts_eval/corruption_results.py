@@ -111,6 +111,11 @@ class CorruptionResult:
         """The four extra corruptions, which are part of neither mean."""
         return {name: self.corruption_accuracy(name) for name in EXTRA_CORRUPTIONS if name in self.corruptions}
 
+    @property
+    def shown(self) -> tuple[str, int, dict[str, Any]]:
+        """The images behind the numbers: names and labels, how many, and how they were made, wherever they lie."""
+        return self.images, self.num_images, {name: value for name, value in self.source.items() if name != "root"}
+
     def to_json(self) -> dict[str, Any]:
         """Everything but the outcomes, as JSON values; `from_json` reads it back."""
         cells = {name: [self.accuracies[name, s] for s in self.severities] for name in self.corruptions}

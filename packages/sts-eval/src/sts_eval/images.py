@@ -1,6 +1,7 @@
 """Images for evaluation: class folders, the centre crop of the test, the random crop of the augmented probe."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.datasets import ImageFolder
 
 from sts_core.errors import ConfigError
 from sts_eval.errors import DataError
@@ -18,6 +20,10 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 CROP_SCALE = (0.08, 1.0)  # MoCo, main_lincls.py: torchvision's defaults
 CROP_RATIO = (3.0 / 4.0, 4.0 / 3.0)
 CROP_ATTEMPTS = 10
+IMAGE_SUFFIXES = frozenset(  # those of sts-methods
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".png", ".bmp", ".gif", ".webp", ".avif", ".tif", ".tiff"}
+    | {".ppm", ".pgm"}
+)
 
 
 def normalised(image: Any) -> Tensor:
@@ -25,6 +31,21 @@ def normalised(image: Any) -> Tensor:
     pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
     mean, std = (255.0 * torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     return pixels.sub_(mean).div_(std).contiguous()
+
+
+def centre_box(size: tuple[int, int], side: int) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of the central side x side pixels: torchvision's CenterCrop."""
+    left, top = (round((length - side) / 2) for length in size)
+    return left, top, left + side, top + side
+
+
+def centre_crop(image: Any, side: int, *, resize: int) -> Any:
+    """The central side x side pixels of a PIL image whose shorter side becomes `resize`: torchvision's to the pixel."""
+    from PIL import Image
+
+    width, height = (int(resize * length / min(image.size)) for length in image.size)
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    return resized.crop(centre_box(resized.size, side))
 
 
 class CentreCrop:
@@ -37,28 +58,39 @@ class CentreCrop:
             raise ConfigError(f"resize must be at least image_size={image_size}, got {self.resize}: raise it")
 
     def __call__(self, image: Any) -> Tensor:
-        from PIL import Image
-
-        width, height = image.size
-        scale = self.resize / min(width, height)
-        size = (max(self.resize, int(width * scale)), max(self.resize, int(height * scale)))
-        left, top = round((size[0] - self.image_size) / 2), round((size[1] - self.image_size) / 2)
-        resized = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
-        return normalised(resized.crop((left, top, left + self.image_size, top + self.image_size)))
+        return normalised(centre_crop(image.convert("RGB"), self.image_size, resize=self.resize))
 
     def __repr__(self) -> str:
         return f"CentreCrop({self.image_size}, resize={self.resize})"
 
 
+def is_image(path: str) -> bool:
+    """Whether a file is taken for an image, by its ending."""
+    return os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES
+
+
+def folders_in(root: str | Path) -> list[str]:
+    """The names of the folders in `root`, sorted; hidden ones, such as .ipynb_checkpoints, are no classes."""
+    with os.scandir(root) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+class _ClassFolders(ImageFolder):  # type: ignore[misc]  # torchvision is untyped
+    """All images below each class folder, at any depth."""
+
+    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+        if not (names := folders_in(directory)):
+            raise FileNotFoundError(f"Couldn't find any class folder in {directory}.")
+        return names, {name: label for label, name in enumerate(names)}
+
+
 def image_folder(root: str | Path, *, image_size: int | None = 224, resize: int | None = None) -> Any:
     """The images under `root/<class>/`, centre-cropped, or as they are with `image_size=None` (augmented probe)."""
-    from torchvision.datasets import ImageFolder
-
     if not Path(root).is_dir():
         raise DataError(f"an image folder must exist with one folder per class, but {root} does not: check the path")
     transform = None if image_size is None else CentreCrop(image_size, resize=resize)
     try:
-        return ImageFolder(str(root), transform=transform)
+        return _ClassFolders(str(root), transform=transform, is_valid_file=is_image)
     except FileNotFoundError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise DataError(

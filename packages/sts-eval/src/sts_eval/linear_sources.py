@@ -37,6 +37,10 @@ class TrainingFeatures:
         """This process's share of each batch (features, labels), and the size of the whole batch."""
         raise NotImplementedError
 
+    def sample(self, count: int) -> Tensor:
+        """Features of `count` rows, evenly spaced: the same for the same images, backbone and seed."""
+        raise NotImplementedError
+
 
 class CachedFeatures(TrainingFeatures):
     """Features that were extracted before."""
@@ -59,6 +63,9 @@ class CachedFeatures(TrainingFeatures):
         """All training rows; not copied when nothing is held out."""
         data = self.data
         return (data.values, data.labels) if self.held_out is None else (data.values[self.rows], data.labels[self.rows])
+
+    def sample(self, count: int) -> Tensor:
+        return self.data.values[self.rows[torch.linspace(0, self.num_rows - 1, count).long()]]
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, int]]:
         order = self.rows[torch.from_numpy(epoch_order(self.num_rows, self.config.seed, epoch))]
@@ -93,6 +100,11 @@ class AugmentedFeatures(TrainingFeatures):
 
     def _samples(self, epoch: int) -> AugmentedSamples:
         return AugmentedSamples(self.dataset, image_size=self.image_size, seed=self.config.seed, epoch=epoch)
+
+    def sample(self, count: int) -> Tensor:
+        rows = torch.linspace(0, self.num_rows - 1, count).long().tolist()
+        ((images, _),) = load_batches(self._samples(0), [rows])
+        return self.backbone(images)
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, int]]:
         order = epoch_order(self.num_rows, self.config.seed, epoch)

@@ -1,5 +1,6 @@
 """Training the classifiers of a linear probe, and counting what they get right along the way."""
 
+import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,7 +24,7 @@ EVALUATION_ROWS = 4096
 """Features per product when correct answers are counted."""
 
 SAMPLE_ROWS = 16
-"""Test features, evenly spaced, that a state file keeps to recognise the backbone by."""
+"""Features of each split, evenly spaced, that a state file keeps to recognise backbone and images by."""
 
 
 @dataclass
@@ -66,7 +67,7 @@ def train_by_sgd(
 ) -> ProbeRun:
     """All epochs of SGD on all heads, evaluated on every split as often as the config says and after the last."""
     heads = ParallelHeads(config, source.num_features, num_classes, device)
-    state = _StateFile(state_file, config, source.num_rows, splits["test"])
+    state = _StateFile(state_file, config, source, splits["test"])
     run = state.load(heads)
     steps_per_epoch = -(-source.num_rows // config.batch_size)
     for epoch in range(run.epochs[-1] if run.epochs else 0, config.epochs):
@@ -81,28 +82,45 @@ def train_by_sgd(
 
 
 class _StateFile:
-    """Where a killed probe goes on from: one file for one config, the same data and the same backbone."""
+    """Where a killed probe goes on from: one file of rank 0 for one config, the same data and the same backbone."""
 
-    def __init__(self, path: Path | None, config: LinearProbeConfig, num_rows: int, tested: Features) -> None:
-        self.path = path
-        self.settings = repr((sorted(asdict(config).items()), num_rows, len(tested)))
-        # Features say which backbone made them; up to rounding, since another device may compute the rest.
-        self.sample = tested.values[torch.linspace(0, len(tested) - 1, SAMPLE_ROWS).long()].clone()
+    def __init__(
+        self, path: Path | None, config: LinearProbeConfig, source: TrainingFeatures, tested: Features
+    ) -> None:
+        self.path = path if parallel.rank() == 0 else None
+        if self.path is not None:
+            labels = hashlib.sha256(source.labels.numpy().tobytes() + tested.labels.numpy().tobytes()).hexdigest()
+            self.settings = repr((sorted(asdict(config).items()), source.num_rows, len(tested), labels))
+            # Features say which backbone made them; up to rounding, since another device may compute the rest.
+            rows = torch.linspace(0, len(tested) - 1, SAMPLE_ROWS).long()
+            self.sample = torch.cat([tested.values[rows], source.sample(SAMPLE_ROWS)])
 
     def load(self, heads: ParallelHeads) -> ProbeRun:
-        """What was measured so far, with `heads` as they were then; nothing where there is no file."""
-        parallel.barrier()
-        if self.path is None or not self.path.is_file():
+        """What was measured so far, with `heads` as they were then; nothing where there is no file.
+
+        Rank 0 reads and tells the others, who may not see its disk.
+        """
+        state = parallel.broadcast_object(self._found())
+        if isinstance(state, StateError):
+            raise state
+        if state is None:
             return ProbeRun()
-        state = self._read(self.path)
-        if state["settings"] != self.settings or not self._is_ours(state["sample"]):
-            raise StateError(
-                f"a probe resumes with the settings, data and backbone it began with, but {self.path} has others: "
-                "delete it"
-            )
         heads.load_state_dict(state["heads"])
-        parallel.barrier()  # rank 0 writes the file again only when everybody has read it
         return ProbeRun(state["epochs"], state["accuracies"])
+
+    def _found(self) -> dict[str, Any] | StateError | None:
+        """The state in the file, or why it cannot be used: a value, since all ranks must hear of it."""
+        if self.path is None or not self.path.is_file():
+            return None
+        try:
+            state = self._read(self.path)
+        except StateError as error:
+            return error
+        if state["settings"] == self.settings and self._is_ours(state["sample"]):
+            return state
+        return StateError(
+            f"a probe resumes with the settings, data and backbone it began with, but {self.path} has others: delete it"
+        )
 
     @staticmethod
     def _read(path: Path) -> dict[str, Any]:
@@ -121,7 +139,7 @@ class _StateFile:
 
     def save(self, heads: ParallelHeads, run: ProbeRun) -> None:
         """Write all that training needs to go on, on rank 0."""
-        if self.path is None or parallel.rank() != 0:
+        if self.path is None:
             return
         measured = {"epochs": run.epochs, "accuracies": run.accuracies}
         buffer = io.BytesIO()

@@ -16,12 +16,17 @@ PRESERVE_PROBABILITIES = {"byol": 0.7, "moco": 0.5, "fixmatch": 0.5}  # paper, 4
 MOMENTA = {"byol": 0.99, "moco": 0.999, "fixmatch": 0.999}  # the paper states none: the code bases it builds on
 MOMENTUM_SCHEDULES = {"byol": "cosine", "moco": "constant", "fixmatch": "constant"}  # likewise
 LARGE_VIEWS = {"stem": "imagenet", "image_size": 224}
-COSINE_SGD = {"optimizer": "sgd", "lr_schedule": "cosine", "weight_decay": 1e-4}
+SGD = {"optimizer": "sgd", "sgd_momentum": 0.9}
+COSINE_SGD = SGD | {"lr_schedule": "cosine", "weight_decay": 1e-4}
 RECIPES: dict[str, dict[str, Any]] = {
-    "byol": LARGE_VIEWS | COSINE_SGD | {"augmentation": "byol", "lr": (0.1, 0.05)},  # .1: paper, .05: its code
-    "moco": LARGE_VIEWS | COSINE_SGD | {"augmentation": "moco", "lr": 0.03},
-    "fixmatch": {"stem": "cifar", "image_size": 32, "augmentation": "fixmatch", "optimizer": "sgd", "lr": 0.03}
-    | {"lr_schedule": ("cosine", "cosine_7_16")},  # cosine: paper, cosine_7_16: FixMatch's code
+    "byol": LARGE_VIEWS
+    | COSINE_SGD
+    | {"augmentation": "byol", "lr": (0.1, 0.05), "warmup_epochs": 10},  # lr .1: paper, .05: its code
+    "moco": LARGE_VIEWS | COSINE_SGD | {"augmentation": "moco", "lr": 0.03, "queue_size": 65_536},
+    "fixmatch": SGD
+    | {"stem": "cifar", "image_size": 32, "augmentation": "fixmatch", "lr": 0.03, "unlabelled_ratio": 7}
+    | {"lr_schedule": ("cosine", "cosine_7_16")}  # cosine: paper, cosine_7_16: FixMatch's code
+    | {"pseudo_labels": "student"},  # "identical student and teacher network in the training phase"
 }
 """How each method was trained: the paper, 4.1, and for stem and augmentation the code bases."""
 FIXMATCH_WEIGHT_DECAYS = {"cifar10": 5e-4, "cifar100": 1e-3}  # paper
@@ -168,6 +173,10 @@ def describe_training(config: Mapping[str, Any]) -> dict[str, Any]:
         "lr": optimizer.get("lr"),
         "lr_schedule": optimizer.get("schedule"),
         "weight_decay": optimizer.get("weight_decay"),
+        "sgd_momentum": optimizer.get("momentum"),
+        "warmup_epochs": optimizer.get("warmup_epochs"),
+        "unlabelled_ratio": data.get("unlabelled_ratio"),
+        **{key: method.get(key) for key in ("queue_size", "pseudo_labels")},
         **{key: training.get(key) for key in ("epochs", "steps", "global_batch_size", "momentum_schedule")},
         "recipe": recipe_of(config) or None,
     }
@@ -188,6 +197,10 @@ def protocol_obstacles(method: str, entry: Mapping[str, Any]) -> list[str]:
     left, right = (json.loads(json.dumps(values)) for values in (entry["protocol"], paper))
     used = right if left.get("solver") == "sgd" else ("solver",)  # an exact solver has no learning rate or epochs
     names = [name for name in used if name not in INCIDENTAL and left.get(name) != right[name]]
-    found = [f"linear {name} {left.get(name, 'unknown')} instead of {right[name]}" for name in names]
+    return [f"linear {name} {left.get(name, 'unknown')} instead of {right[name]}" for name in names]
+
+
+def size_obstacles(entry: Mapping[str, Any]) -> list[str]:
+    """Where a linear evaluation had other numbers of images than ImageNet's."""
     sizes = {"num_train": IMAGENET_TRAIN_IMAGES, "num_test": IMAGENET_TEST_IMAGES}
-    return found + [f"linear {k} {entry.get(k)} instead of {v}" for k, v in sizes.items() if entry.get(k) != v]
+    return [f"linear {k} {entry.get(k)} instead of {v}" for k, v in sizes.items() if entry.get(k) != v]

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from sts_eval.charts import Bar, Series, bar_chart, dot_plot, line_chart
 from sts_eval.corruption_differences import CorruptionDifference, compare_corruptions
-from sts_eval.corruption_results import NUM_MAIN_CELLS, Cell, CorruptionResult
+from sts_eval.corruption_results import NUM_MAIN_CELLS, CorruptionResult
 from sts_eval.corruption_tables import ALL_CORRUPTIONS, EXTRA_CORRUPTIONS, GROUPS
 from sts_eval.published import published
 from sts_eval.report_blocks import (
@@ -22,19 +23,25 @@ from sts_eval.report_blocks import (
 )
 from sts_eval.report_figures import colours_of, legend_of
 from sts_eval.report_runs import Run, smoothing_kind
+from sts_eval.results import text_of
 
 ALL_GROUPS = GROUPS | {"extra": EXTRA_CORRUPTIONS}
+NETWORKS = ("teacher", "student")
 MAX_PAIRS = 4
 """Comparisons that are drawn; more runs than these are in the tables only."""
 
 
 def corruption_section(runs: Sequence[Run], *, against_paper: bool) -> Section | None:
-    """Everything about ImageNet-C, for the runs that were evaluated on it; the teacher's, or else the student's."""
-    found = {run.name: result for run in runs if (result := _result(run)) is not None}
-    kept = [run for run in runs if run.name in found]
-    if not kept:
+    """Everything about ImageNet-C, for the runs whose teacher was evaluated on it, or if none was, their students."""
+    measured = {network: {run.name: e for run in runs if (e := _entry(run, network))} for network in NETWORKS}
+    network = next((name for name in NETWORKS if measured[name]), None)
+    if network is None:
         return None
-    blocks: list[Block] = [_summary(kept, found), _overview(kept, found)]
+    kept = [run for run in runs if run.name in measured[network]]
+    found = {run.name: _result(run, measured[network][run.name]) for run in kept}
+    blocks: list[Block] = [_summary(kept, found), _overview(kept, found, network)]
+    if network == "teacher" and (left := [name for name in measured["student"] if name not in found]):
+        blocks.append(Paragraph(f"Left out, since only their students were evaluated: {', '.join(left)}."))
     if against_paper:
         gain, low, high = (
             published("text", "ImageNet-C", f"{what}, about").printed
@@ -46,20 +53,23 @@ def corruption_section(runs: Sequence[Run], *, against_paper: bool) -> Section |
                 f"cells, and about {low} to {high} in a single one."
             )
         )
-    return Section("corruptions", "ImageNet-C", [*blocks, *_differences(kept, found)])
+    seen = {run.name: _seen(found[run.name], measured[network][run.name]) for run in kept}
+    return Section("corruptions", "ImageNet-C", [*blocks, *_differences(kept, found, seen)])
 
 
-def _result(run: Run) -> CorruptionResult | None:
-    for network in ("teacher", "student"):
-        for entry in run.entries:
-            if entry["evaluation"] == "imagenet-c" and entry["network"] == network and "cells" in entry:
-                result = CorruptionResult.from_json({**entry, "model": run.name})
-                file = run.folder / str(entry["outcomes"]) if entry.get("outcomes") else None
-                return result.with_outcomes(file) if file is not None and file.is_file() else result
-    return None
+def _entry(run: Run, network: str) -> Mapping[str, Any] | None:
+    """The newest result of a network of the run."""
+    found = (entry for entry in run.entries if (entry["evaluation"], entry["network"]) == ("imagenet-c", network))
+    return next((entry for entry in found if "cells" in entry), None)
 
 
-def _overview(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Figure:
+def _result(run: Run, entry: Mapping[str, Any]) -> CorruptionResult:
+    result = CorruptionResult.from_json({**entry, "model": run.name})
+    file = run.folder / str(entry["outcomes"]) if entry.get("outcomes") else None
+    return result.with_outcomes(file) if file is not None and file.is_file() else result
+
+
+def _overview(runs: Sequence[Run], found: Mapping[str, CorruptionResult], network: str) -> Figure:
     """Accuracy by severity (if there are several) and by corruption, all runs in one drawing each."""
     colours = colours_of(runs)
     drawings = [("By corruption", _dots(runs, found, colours))]
@@ -68,7 +78,8 @@ def _overview(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Fig
     cells = {result.num_main_cells for result in found.values()}
     count = f"{cells.pop()} cells" if len(cells) == 1 else "the main cells of each run"
     note = f"The last group are the four extra corruptions, which are part of no mean; means are over {count}."
-    return Figure("Top-1 on corrupted images, teacher", drawings, legend_of(runs, colours), _table(runs, found), note)
+    caption = f"Top-1 on corrupted images, {network}"
+    return Figure(caption, drawings, legend_of(runs, colours), _table(runs, found), note)
 
 
 def _curve(runs: Sequence[Run], found: Mapping[str, CorruptionResult], colours: Mapping[str, int]) -> str:
@@ -135,24 +146,27 @@ def _table(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Table:
     return numeric_table(["", *(run.name for run in runs)], rows)
 
 
-def _differences(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> list[Block]:
+def _differences(
+    runs: Sequence[Run], found: Mapping[str, CorruptionResult], seen: Mapping[str, tuple[object, ...]]
+) -> list[Block]:
     """Each run minus the moving average (or minus the first run where there is none)."""
     averages = [run for run in runs if run.smoothing is not None and smoothing_kind(run.smoothing) == "TMA"]
     base = (averages or list(runs))[0]
     others = [run for run in runs if run is not base]
-    alike = [run for run in others if _seen(found[run.name]) == _seen(found[base.name])]
+    alike = [run for run in others if seen[run.name] == seen[base.name]]
     blocks: list[Block] = [
         _difference_figure(compare_corruptions(found[run.name], found[base.name])) for run in alike[:MAX_PAIRS]
     ]
     if unlike := [run.name for run in others if run not in alike]:
         names = ", ".join(unlike)
-        blocks.append(Paragraph(f"Not compared with {base.name}, which saw other images or other cells: {names}."))
+        reason = "which saw other images or other cells, or has another probe"
+        blocks.append(Paragraph(f"Not compared with {base.name}, {reason}: {names}."))
     return blocks
 
 
-def _seen(result: CorruptionResult) -> tuple[str, int, frozenset[Cell]]:
-    """What two results must share to be compared."""
-    return result.images, result.num_images, frozenset(result.accuracies)
+def _seen(result: CorruptionResult, entry: Mapping[str, Any]) -> tuple[object, ...]:
+    """What two results must share to be compared: images, cells, and how the probe was trained and fed."""
+    return *result.shown, frozenset(result.accuracies), text_of(entry, "protocol", "data")
 
 
 def _difference_figure(difference: CorruptionDifference) -> Figure:

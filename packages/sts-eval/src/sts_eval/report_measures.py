@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sts_eval.report_runs import Run
-from sts_eval.results import protocol_key
+from sts_eval.results import text_of
 
 HEADLINES = (("linear", "top1"), ("few-labels", "top1"), ("knn", "top1"))
 EVALUATION_TITLES = {
@@ -67,16 +67,16 @@ def _is_headline(entry: Mapping[str, Any]) -> bool:
 
 
 def variant_of(entry: Mapping[str, Any]) -> str:
-    """What tells two entries of one metric apart: the probe's protocol, k and T of a vote, the detector's backend."""
-    return protocol_key(entry) if "protocol" in entry else label_of(entry)
+    """What tells two entries of one metric apart: the probe's protocol, k and T of a vote, the backend, other data."""
+    return text_of(entry, "protocol", "data") if "protocol" in entry else label_of(entry)
 
 
 def label_of(entry: Mapping[str, Any]) -> str:
     """The variant in few words; two protocols may share them."""
-    if "protocol" in entry:
-        return protocol_label(entry["protocol"])
-    details = [f"{short} {entry[key]:g}" for key, short in (("k", "k"), ("temperature", "T")) if key in entry]
-    return ", ".join(details) or str(entry.get("backend", ""))
+    details = [protocol_label(entry["protocol"])] if "protocol" in entry else []
+    details += [f"{short} {entry[key]:g}" for key, short in (("k", "k"), ("temperature", "T")) if key in entry]
+    details += [str(entry["backend"])] if "backend" in entry else []
+    return ", ".join([*details, *(f"{name} {value}" for name, value in entry.get("data", {}).items())])
 
 
 def protocol_label(protocol: Mapping[str, Any]) -> str:

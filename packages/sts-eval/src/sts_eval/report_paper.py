@@ -26,6 +26,7 @@ class _Line:
     row: str
     runs: tuple[str, ...]
     obstacles: tuple[str, ...]
+    variant: str
     cells: dict[tuple[str, str], Comparison] = field(default_factory=dict)
 
 
@@ -46,11 +47,13 @@ def paper_section(runs: Sequence[Run]) -> Section | None:
 
 
 def _lines(comparisons: Sequence[Comparison]) -> list[_Line]:
+    """One line for each row, runs and obstacles: of several protocols that share them, the one measured last."""
     lines: dict[tuple[str, tuple[str, ...], tuple[str, ...]], _Line] = {}
     for comparison in comparisons:
         key = (comparison.published.row, comparison.runs, comparison.obstacles)
-        line = lines.setdefault(key, _Line(*key))
-        line.cells[comparison.published.column, comparison.which] = comparison
+        line = lines.setdefault(key, _Line(*key, comparison.variant))
+        if line.variant == comparison.variant:
+            line.cells[comparison.published.column, comparison.which] = comparison
     return list(lines.values())
 
 

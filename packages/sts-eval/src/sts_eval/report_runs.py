@@ -3,14 +3,22 @@
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sts_core.config import SmoothingConfig
 from sts_core.errors import StateError
 from sts_eval.results import FILE_NAME, RunResults, read_results
-from sts_eval.run_config import CONFIG_NAMES, METRICS_NAME, read_config, read_metrics, recipe_of, training_section
+from sts_eval.run_config import (
+    CONFIG_NAMES,
+    METRICS_NAME,
+    entries_of,
+    read_config,
+    read_metrics,
+    recipe_of,
+    training_section,
+)
 
 GRANULARITY_SHORT = {"layer": "LW", "module": "MW", "channel": "CW", "neuron": "NW"}
 """The paper's abbreviations; MW is ours."""
@@ -123,5 +131,7 @@ def read_run(folder: Path) -> Run:
     """One run folder; a file that is absent is absent, a file that is damaged is an error."""
     results = read_results(folder) if (folder / FILE_NAME).is_file() else None
     config = read_config(folder)
+    if results is not None:
+        results = replace(results, entries=tuple(entries_of(results, config)))
     name = results.run if results is not None else str(config.get("name", folder.name))
     return Run(name=name, folder=folder, config=config, metrics=read_metrics(folder / METRICS_NAME), results=results)

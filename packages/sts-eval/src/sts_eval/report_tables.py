@@ -64,7 +64,9 @@ def results_section(runs: Sequence[Run]) -> Section | None:
 
 def _column(entry: Mapping[str, Any]) -> str:
     metric = METRIC_TITLES.get(str(entry["metric"]), str(entry["metric"]))
-    return f"{metric}, {label_of(entry) if entry['evaluation'] == 'knn' else entry['which']}"
+    which = "" if entry["evaluation"] == "knn" else str(entry["which"])
+    label = "" if {"protocol", "backend"} & set(entry) else label_of(entry)  # else in the row
+    return ", ".join(part for part in (metric, which, label) if part)
 
 
 def _results_table(title: str, found: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
@@ -75,7 +77,7 @@ def _results_table(title: str, found: Sequence[tuple[Run, Mapping[str, Any]]]) -
     cells: dict[tuple[str, str, str], dict[tuple[str, str], float]] = {}
     for run, entry in found:
         row = (run.name, variant_of(entry), label_of(entry)) if variant else (run.name, "", "")
-        cells.setdefault(row, {})[str(entry["network"]), _column(entry)] = float(entry["value"])
+        cells.setdefault(row, {}).setdefault((str(entry["network"]), _column(entry)), float(entry["value"]))
     keys = [(network, column) for network in networks for column in columns]
     rows = [
         [Code(name), *([label] if variant else []), *(percent(values.get(key)) for key in keys)]

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -83,14 +83,28 @@ def check_entry(entry: Entry) -> None:
 
 
 def entry_key(entry: Entry) -> tuple[Any, ...]:
-    """What makes two entries the same measurement: network and metric, details such as k, and a probe's protocol."""
-    details = ("k", "temperature", "corruption", "severity", "epoch", "backend")
-    return (*(entry.get(key) for key in (*REQUIRED[:3], "which", *details)), protocol_key(entry))
+    """What makes two entries the same measurement: their kind, and the settings under which a pipeline measured it."""
+    return (*_kind(entry), entry.get("settings"))
 
 
-def protocol_key(entry: Entry) -> str:
-    """The protocol of a linear evaluation as text, the same before and after results.json; `null` without one."""
-    return json.dumps(entry.get("protocol"), sort_keys=True)
+def _kind(entry: Entry) -> tuple[Any, ...]:
+    """What readers tell apart: network and metric, details such as k, how it was measured and on which images."""
+    details = ("k", "temperature", "corruption", "severity", "epoch", "backend", "schedule")
+    how = text_of(entry, "protocol", "data", "source", "severities")
+    return (*(entry.get(key) for key in (*REQUIRED[:3], "which", *details)), how)
+
+
+def newest(entries: Iterable[Entry]) -> list[Entry]:
+    """The first entry of each kind, which was measured last; those of other settings of a pipeline stay behind it."""
+    kinds: dict[tuple[Any, ...], Entry] = {}
+    for entry in entries:
+        kinds.setdefault(_kind(entry), entry)
+    return list(kinds.values())
+
+
+def text_of(entry: Entry, *names: str) -> str:
+    """Values of an entry such as a probe's protocol as text, the same before and after results.json."""
+    return json.dumps([entry.get(name) for name in names], sort_keys=True)
 
 
 def write_atomically(path: str | Path, content: bytes | str, *, durable: bool = True) -> None:

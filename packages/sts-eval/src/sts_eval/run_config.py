@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from sts_core.errors import StateError
+from sts_eval.results import RunResults, newest
 
 CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
 METRICS_NAME = "metrics.jsonl"
@@ -53,6 +54,21 @@ def recipe_of(config: Mapping[str, Any]) -> dict[str, str]:
     flat = flattened(training_section(config))
     prefixes = tuple(f"{name}." for name in NOT_RECIPE)
     return {name: value for name, value in flat.items() if name not in NOT_RECIPE and not name.startswith(prefixes)}
+
+
+def entries_of(results: RunResults, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The newest entry of each kind; its `data` holds only what differs from the data of the training, if anything.
+
+    Features are float32 unless it says otherwise.
+    """
+    section = training_section(config).get("data")
+    usual = {**(section if isinstance(section, Mapping) else {}), "precision": "float32"}
+    entries = []
+    for entry in results.entries:
+        other = {name: value for name, value in entry.get("data", {}).items() if value != usual.get(name)}
+        rest = {name: value for name, value in entry.items() if name != "data"}
+        entries.append(rest | ({"data": other} if other else {}))
+    return [dict(entry) for entry in newest(entries)]
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -54,8 +54,8 @@ class CheckpointFolder:
             checkpoint = DetectionCheckpoint(**content)
             if checkpoint.fingerprint != fingerprint:
                 raise StateError(
-                    f"a folder holds one run, got {self.folder} with checkpoints of other settings or another "
-                    "backbone: use another folder, or delete them to start anew"
+                    f"a folder holds one run, got {self.folder} with checkpoints of other settings, other images or "
+                    "another backbone: use another folder, or delete them to start anew"
                 )
             return checkpoint
         return None

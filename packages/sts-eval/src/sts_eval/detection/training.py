@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from sts_eval.detection.errors import DivergenceError
 from sts_eval.detection.precise_bn import update_statistics_
 from sts_eval.detection.samples import Sample, TrainingVisits
 from sts_eval.detection.schedule import build_optimizer, learning_rate
+from sts_eval.detection.voc import VocImage
 from sts_eval.parallel import barrier, is_parallel, rank, sum_across_ranks_, world_size
 from sts_eval.results import write_atomically
 
@@ -54,7 +55,7 @@ class DetectionTraining:
         self.on_metrics = on_metrics
         self.folder = folder
         self.checkpoints = CheckpointFolder(folder / "checkpoints", keep=config.keep_checkpoints) if folder else None
-        self.fingerprint = fingerprint(detector, config)
+        self.fingerprint = fingerprint(detector, config, visits.images)
         self.optimizer = build_optimizer(detector, config)
         self.network: nn.Module = _distribute(detector) if is_parallel() else detector
 
@@ -125,10 +126,13 @@ class DetectionTraining:
         return iteration
 
 
-def fingerprint(detector: Detector, config: DetectionConfig) -> str:
-    """A hash of all settings that matter to the weights and of the weights that training begins with."""
+def fingerprint(detector: Detector, config: DetectionConfig, images: Sequence[VocImage]) -> str:
+    """A hash of all that decides the weights: settings, annotations and the weights that training begins with."""
     settings = {name: value for name, value in asdict(config).items() if name not in _FREE}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for image in images:
+        objects = [image.boxes.tolist(), image.classes.tolist()]
+        digest.update(json.dumps([image.image_id, image.height, image.width, *objects]).encode())
     for name, tensor in sorted(detector.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
