@@ -246,6 +246,11 @@ def test_drift_is_recorded_once_per_epoch_and_is_zero_for_a_frozen_teacher(tiny:
     assert [e["parameter_drift"] for e in tiny.logged(tmp_path / "frozen") if "parameter_drift" in e] == [0.0] * 3
 
 
+def test_drift_within_less_than_an_epoch_is_refused_before_the_first_step(tiny: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="got 3 of an epoch's 4 steps: train at least one"):
+        tiny.tiny_fit(tiny.tiny_config(track_drift=True, steps=3), tiny.runtime(tmp_path))
+
+
 def test_channels_last_changes_no_result_beyond_rounding(tiny: Any, tmp_path: Path) -> None:
     plain, strided = (
         tiny.tiny_fit(tiny.tiny_config(channels_last=flag, steps=3), tiny.runtime(tmp_path / str(flag)))
@@ -265,7 +270,7 @@ def test_compiled_networks_train_to_the_same_result(tiny: Any, tmp_path: Path, m
 
     monkeypatch.setattr(nn.Module, "compile", trace_only)
     plain, traced = (
-        tiny.tiny_fit(tiny.tiny_config(compile=flag, steps=3, track_drift=True), tiny.runtime(tmp_path / str(flag)))
+        tiny.tiny_fit(tiny.tiny_config(compile=flag, steps=4, track_drift=True), tiny.runtime(tmp_path / str(flag)))
         for flag in (False, True)
     )
     assert compiled == ["Sequential", "Sequential"]

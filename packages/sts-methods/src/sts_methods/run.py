@@ -207,6 +207,11 @@ class Run:
 
     def _drift_tracker(self) -> DriftTracker:
         """On the first view of the ranks' first batch: the same images in every run of this seed and after a resume."""
+        if self.total_steps < self.data.steps_per_epoch:
+            raise ConfigError(
+                f"track_drift compares the teacher epoch by epoch, got {self.total_steps} of an epoch's "
+                f"{self.data.steps_per_epoch} steps: train at least one, or set track_drift to false"
+            )
         first = next(self.data.steps(0))[0]
         if self.config.data.on_error == "skip":
             self.data.skipped.clear()  # a resumed run may have met none of these
