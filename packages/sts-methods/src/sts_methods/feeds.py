@@ -59,7 +59,7 @@ class ArrayFeed:
 
     def __init__(self, source: ImageArrays, views: Views, *, seed: int, device: torch.device, on_device: bool) -> None:
         self._on_device = on_device
-        self._images = source.images.contiguous(memory_format=torch.channels_last).to(device)
+        self._images = source.images.permute(0, 2, 3, 1).contiguous().to(device)  # [N, H, W, C]: an image is one run
         self._views, self._seed, self._device = views, seed, device
         self.fingerprint = source.fingerprint()
         self.skipped: dict[int, str] = {}
@@ -76,7 +76,7 @@ class ArrayFeed:
             yield request, made
 
     def _take(self, keys: Keys) -> Tensor:
-        return self._images[torch.from_numpy(keys.indices).to(self._device)]
+        return self._images.index_select(0, torch.from_numpy(keys.indices).to(self._device)).permute(0, 3, 1, 2)
 
     def _view(self, images: Tensor, number: int, keys: Keys, stream: int) -> Tensor:
         view = self._views[number]
