@@ -87,8 +87,15 @@ def test_an_interrupted_and_a_killed_sweep_finish_only_what_is_missing(tmp_path:
 
     def start_and_wait_for(pattern: str, count: int) -> subprocess.Popen[bytes]:
         with errors.open("wb") as stderr:
-            # A session of its own, as a terminal's Ctrl-C goes to all processes in the foreground.
-            driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
+            # A session of its own, as a terminal's Ctrl-C goes to all processes in the foreground; and what a shell
+            # starts in the background ignores SIGINT, as would its children.
+            driver = subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
         while len(list(tmp_path.glob(f"runs/*/*/{pattern}"))) < count:
             assert driver.poll() is None, errors.read_text()[-2000:]
             time.sleep(0.1)
