@@ -15,7 +15,7 @@ def quickstart() -> "ComparisonConfig":
 
     sts run quickstart
 
-    Hardware: two CPU cores. Time: under three minutes. Expect one table of linear and k-NN accuracy of both networks,
+    Hardware: two CPU cores. Time: about three minutes. Expect one table of linear and k-NN accuracy of both networks,
     and a report with plots. The data is embedded; what it shows is that the pipeline works, not that STS wins.
     """
     from sts_methods.recipes import self_supervised_teacher
