@@ -1,8 +1,6 @@
 """One Ray cluster per test session, on loopback, and pipelines small enough for tests."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,32 +10,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sts_pipelines import cluster
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.cluster import prepare_environment
-from sts_pipelines.pipeline import PipelineConfig
+from sts_pipelines.pipeline import ClusterConfig, PipelineConfig
 
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
-prepare_environment(local=True)
+cluster.prepare_environment(local=True)
 
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """A cluster with three logical CPUs: two for workers and some room for trials that only wait."""
-    import ray
-
-    session = tempfile.mkdtemp(prefix="r", dir="/tmp")
-    ray.init(
-        num_cpus=3,
-        include_dashboard=True,  # without it stopped trials never free their resources
-        dashboard_host="127.0.0.1",
-        object_store_memory=128 << 20,
-        _temp_dir=session,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-    yield
-    ray.shutdown()
-    shutil.rmtree(session, ignore_errors=True)
+    with cluster.ray_cluster(ClusterConfig(num_workers=1, use_gpu=False), num_cpus=3):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -64,10 +49,8 @@ def tiny(tmp_path: Path) -> Callable[..., PipelineConfig]:
         settings: dict[str, Any] = {"steps": 6, "epochs": None, "checkpoint_every_steps": 2, "log_every_steps": 1}
         settings |= {"verify_ranks_every_steps": 2} | changes
         training = replace(pipeline.training, **settings)
-        cluster = replace(
-            pipeline.cluster, num_workers=num_workers, use_gpu=False, cpus_per_worker=1.0, storage_path=str(storage)
-        )
-        return replace(pipeline, training=training, cluster=cluster)
+        workers = {"num_workers": num_workers, "use_gpu": False, "cpus_per_worker": 1.0, "storage_path": str(storage)}
+        return replace(pipeline, training=training, cluster=replace(pipeline.cluster, **workers))
 
     return build
 

@@ -14,6 +14,8 @@ from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.main import main
 from sts_pipelines.pipeline import ClusterConfig
 
+CONNECTION = SimpleNamespace(dashboard_url="127.0.0.1", address_info={"gcs_address": "127.0.0.1:2"})
+
 
 def test_only_folders_of_killed_commands_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.path.isdir", lambda path: False)
@@ -47,15 +49,17 @@ def test_a_folder_of_sessions_that_is_somebody_else_s_is_refused(
 def test_a_local_cluster_is_our_own_whatever_ray_address_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    asked: list[str] = []
+    asked: list[tuple[str, str | None]] = []
 
     def init(*, address: str, **options: object) -> SimpleNamespace:
-        asked.append(address)
-        return SimpleNamespace(dashboard_url="127.0.0.1")
+        asked.append((address, os.environ.get("RAY_ADDRESS")))
+        return CONNECTION
 
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     cluster._start(ClusterConfig(num_workers=1, use_gpu=False), tmp_path, num_cpus=1)
-    assert asked == ["local"]
+    assert asked == [("local", None)]  # neither does it say anything to Ray's own processes
+    assert os.environ["RAY_ADDRESS"] == "127.0.0.1:1"
 
 
 @pytest.mark.parametrize("address", [None, "auto"])
@@ -66,7 +70,7 @@ def test_ctrl_c_under_ray_is_an_interrupt_as_anywhere_else(
 
     monkeypatch.setattr("os.path.isdir", lambda path: False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(ray, "init", lambda **options: SimpleNamespace(dashboard_url="127.0.0.1"))
+    monkeypatch.setattr(ray, "init", lambda **options: CONNECTION)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0})
     monkeypatch.setattr(ray, "shutdown", lambda: None)

@@ -33,10 +33,18 @@ class SoilConfig:
     """Acidity."""
     kind: Literal["sand", "clay"] = "sand"
     """What it is made of."""
+    depth: float | None = 1.0
+    """How deep it goes."""
+    weight: float | None = None
+    """How heavy it is, in place of the depth."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.ph <= 14:
             raise ConfigError(f"ph must be in [0, 14], got {self.ph}: measure again")
+        if self.depth is not None and self.depth < 0:
+            raise ConfigError(f"depth must be positive, got {self.depth}: measure again")
+        if (self.depth is None) == (self.weight is None):
+            raise ConfigError("exactly one of depth and weight must be given: choose one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +107,23 @@ def test_all_problems_are_found_at_once() -> None:
     assert any("days[1] must be a whole number" in problem for problem in problems)
     assert any("soil: ph must be in [0, 14]" in problem for problem in problems)
     assert any("limit must be a whole number" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("soil", "named"),
+    [
+        ({"ph": 99, "depth": -1}, ["ph must be in", "depth must be positive"]),
+        ({"ph": 99, "kind": "sandy"}, ["kind must be one of", "ph must be in"]),
+        ({"ph": 99, "depth": 1, "weight": 1}, ["ph must be in", "exactly one of"]),
+        # What could follow from a wrong value alone is not held against the others.
+        ({"depth": None, "weight": "heavy"}, ["weight must be a number"]),
+        ({"ph": 99, "depth": None, "weight": "heavy"}, ["weight must be a number", "ph must be in"]),
+    ],
+)
+def test_all_wrong_values_of_a_section_are_named(soil: dict[str, object], named: list[str]) -> None:
+    problems = problems_of(soil=soil)
+    assert len(problems) == len(named)
+    assert all(text in problem for text, problem in zip(named, problems, strict=True))
 
 
 def test_an_error_of_several_problems_is_one_line() -> None:
@@ -184,7 +209,8 @@ def test_every_flag_is_described_by_the_line_under_its_field() -> None:
 def test_paths_and_leaves_name_everything_that_can_be_set() -> None:
     plain = to_dict(GARDEN)
     assert set(paths(GardenConfig, plain)) == {
-        "name", "plant.height", "water", "days", "limit", "rows", "soil.ph", "soil.kind", "beds",
+        "name", "plant.height", "water", "days", "limit", "rows",
+        "soil.ph", "soil.kind", "soil.depth", "soil.weight", "beds",
     }  # fmt: skip
     assert dict(leaves(plain))["beds.a.ph"] == 5.0
 

@@ -103,9 +103,13 @@ def _connect(config: ClusterConfig) -> None:
     """Join the cluster at `config.address`; one that is too small may grow, so the user is told what is waited for."""
     import ray
 
-    _check_reachable(str(config.address))
+    address = str(config.address)
+    _check_reachable(address)
+    # For the actor that frees a stopped trial's resources, on a head node with several clusters (see _only_cluster).
+    named = address != "auto" and "://" not in address
+    runtime_env = {"env_vars": {"RAY_ADDRESS": address}} if named else None
     try:
-        ray.init(address=config.address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=config.address, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # no cluster there, or one of another version
         raise RunError(f"cannot join the Ray cluster at {config.address}: {first_line(error)}") from error
     workers = config.min_workers or config.num_workers
@@ -219,19 +223,39 @@ def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
     import ray
 
     options: dict[str, Any] = {} if config.dashboard_port is None else {"dashboard_port": config.dashboard_port}
+    current = session / "ray" / "ray_current_cluster"
+    current.parent.mkdir()
     try:
-        connection = ray.init(
-            address="local",  # whatever RAY_ADDRESS says: joining a cluster is cluster.address
-            num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
-            # The dashboard also serves the State API, without which stopped trials never free their resources.
-            include_dashboard=True,
-            dashboard_host="127.0.0.1",
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=str(session),
-            log_to_driver=False,
-            logging_level="ERROR",
-            **options,
-        )
+        with _only_cluster(session):
+            connection = ray.init(
+                address="local",  # whatever RAY_ADDRESS says: joining a cluster is cluster.address
+                num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
+                # The dashboard also serves the State API, without which stopped trials never free their resources.
+                include_dashboard=True,
+                dashboard_host="127.0.0.1",
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=str(session),
+                log_to_driver=False,
+                logging_level="ERROR",
+                **options,
+            )
     except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting
         raise RunError(f"Ray could not be started on this machine: {first_line(error)}") from error
+    current.write_text(connection.address_info["gcs_address"])
     print(f"Ray's dashboard is at http://{connection.dashboard_url}; starting workers ...", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _only_cluster(session: Path) -> Iterator[None]:
+    """Let processes that are started now look for their cluster in `session`, and not in what the machine shares.
+
+    The actor that frees a stopped trial's resources asks "the" cluster of the machine about the trial. Where there is
+    another one, or RAY_ADDRESS names one, it would ask there, and never free anything.
+    """
+    shared = {name: os.environ.pop(name, None) for name in ("RAY_ADDRESS", "RAY_TMPDIR")}
+    os.environ["RAY_TMPDIR"] = str(session)
+    try:
+        yield
+    finally:
+        del os.environ["RAY_TMPDIR"]
+        os.environ.update({name: value for name, value in shared.items() if value is not None})

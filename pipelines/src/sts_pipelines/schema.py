@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -153,13 +154,36 @@ def _read_dataclass(cls: type, plain: Any, path: str, problems: list[str]) -> An
         if key not in known:
             problems.append(_unknown(cls, f"{path}{key}", known, path, plain))
     values = _read_fields(cls, plain, path, problems)
-    if len(problems) > found:
+    made = _made(cls, values, path, problems)
+    return _INVALID if len(problems) > found else made
+
+
+def _made(cls: type, values: dict[str, Any], path: str, problems: list[str]) -> Any:
+    """`cls(**values)`. Its checks end at the first problem, so they are repeated without the values that it names."""
+    hints = typing.get_type_hints(cls)
+    required = {field.name for field in _settable(cls) if _is_required(field)}
+    kept = {name: value for name, value in values.items() if value is not _INVALID}
+    replaceable = {name for name in values if name not in required and not _members(hints[name])}
+    wrong = values.keys() - kept.keys()
+    if not (wrong <= replaceable and required <= kept.keys()):
         return _INVALID
-    try:
-        return cls(**values)
-    except ConfigError as error:
-        problems.append(f"{path.rstrip('.')}: {error}" if path else str(error))
-        return _INVALID
+    while True:
+        try:
+            return cls(**kept)
+        except ConfigError as error:
+            words = set(re.findall(r"\w+", str(error)))
+            if words & wrong:  # perhaps only because these have their defaults now
+                return _INVALID
+            problems.append(f"{path.rstrip('.')}: {error}" if path else str(error))
+            named = words & kept.keys() & replaceable
+            if not named:
+                return _INVALID
+            wrong |= named
+            kept = {name: value for name, value in kept.items() if name not in named}
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _read_fields(cls: type, plain: Mapping[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
@@ -171,7 +195,7 @@ def _read_fields(cls: type, plain: Mapping[str, Any], path: str, problems: list[
             values[field.name] = _read_dataclass(hints[field.name], own, path, problems)
         elif field.name in plain:
             values[field.name] = _read(hints[field.name], plain[field.name], f"{path}{field.name}", problems)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        elif _is_required(field):
             problems.append(f"{path}{field.name} is missing: it has no default, give it a value")
     return values
 

@@ -1,6 +1,7 @@
-"""An elastic run that starts with room for one worker and gets a second machine: python growing_cluster.py STORAGE.
+"""An elastic run with room for one worker gets a second machine and loses it: python changing_cluster.py STORAGE.
 
-It ends when a checkpoint of two workers is there. A process of its own, since it needs a cluster of its own.
+It ends when there were checkpoints of one, two and again one worker. A process of its own, since it needs a cluster of
+its own.
 """
 
 import os
@@ -28,8 +29,8 @@ def looking_often(cluster: ClusterConfig) -> Any:
 def elastic(storage: Path) -> PipelineConfig:
     pipeline = CATALOG["byol-digits-sts"].build()
     assert isinstance(pipeline, PipelineConfig)
-    training = replace(pipeline.training, steps=1_000_000, epochs=None, checkpoint_every_steps=20, log_every_steps=1)
-    training = replace(training, keep_checkpoints=20, optimizer=OptimizerConfig(lr=0.01), global_batch_size=48)
+    training = replace(pipeline.training, steps=1_000_000, epochs=None, checkpoint_every_steps=50, log_every_steps=1)
+    training = replace(training, keep_checkpoints=10_000, optimizer=OptimizerConfig(lr=0.01), global_batch_size=48)
     cluster = ClusterConfig(num_workers=2, min_workers=1, use_gpu=False, storage_path=str(storage))
     evaluation = replace(pipeline.evaluation, after_training=())
     return replace(pipeline, training=training, cluster=cluster, evaluation=evaluation)
@@ -57,9 +58,11 @@ if __name__ == "__main__":
     run = threading.Thread(target=launcher.launch, args=([job],), kwargs={"name": "elastic", "folder": job.folder})
     run.start()
     wait_for_workers(job.folder, 1, run)
-    machines.add_node(num_cpus=1)
+    second = machines.add_node(num_cpus=1)
     wait_for_workers(job.folder, 2, run)
-    print("two workers", flush=True)
+    machines.remove_node(second, allow_graceful=False)
+    wait_for_workers(job.folder, 1, run)
+    print("one worker again", flush=True)
     ray.shutdown()  # the run loses its cluster, and may end this process before the next lines do
     machines.shutdown()
     os._exit(0)
