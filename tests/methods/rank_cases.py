@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sts_core import Smoother, spatial_temporal_smoothing
-from sts_methods.batch_norm import CrossRankBatchNorm
+from sts_methods.batch_norm import CrossRankBatchNorm, each_apart
 from sts_methods.byol import ByolConfig
 from sts_methods.data import DataConfig
 from sts_methods.dino import DinoConfig
@@ -50,6 +50,7 @@ NORM_INPUTS = {
     "offset": (8, 5, 4, 3),
     "bfloat16": (8, 5, 4, 3),
     "float64": (8, 5, 4, 3),
+    "apart": (8, 2, 5, 4, 3),
     "as_on_a_gpu": (8, 5, 4, 3),
     "as_on_a_gpu_uneven": (8, 5, 2, 2),
 }
@@ -79,7 +80,11 @@ def normalise(kind: str) -> dict[str, Tensor]:
         layer.bias.copy_(torch.randn(5, generator=draw))
     first = 5 if kind.endswith("uneven") else None
     local = share(x, first=first).clone(memory_format=torch.preserve_format).requires_grad_()
-    y = layer._native(local) if kind.startswith("as_on_a_gpu") and world_size() > 1 else layer(local)
+    if kind == "apart":  # two batches that are not alike, [N, 2, ...] here
+        y = torch.stack(each_apart(layer, (local[:, 0], 2.0 * local[:, 1] + 1.0)), dim=1)
+        assert layer.num_parts == 1  # as before
+    else:
+        y = layer._native(local) if kind.startswith("as_on_a_gpu") and world_size() > 1 else layer(local)
     y.backward(share(dy, first=first))
     assert local.grad is not None
     result = {"y": y.detach(), "dx": local.grad, "dweight": layer.weight.grad, "dbias": layer.bias.grad}

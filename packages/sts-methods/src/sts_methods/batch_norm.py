@@ -7,8 +7,8 @@ Both hold the parameters and buffers of `nn.BatchNorm*d` under the same names, a
 same buffers.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -67,13 +67,17 @@ class CrossRankBatchNorm(_BatchNormOfRanks):
     CPU tensors go through `_Normalise`, the same computation with any backend.
     """
 
+    num_parts = 1
+    """How many batches of equal size lie one after the other in the input (see `each_apart`)."""
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or world_size() == 1:
             self._check_count(x, 1)
             y = super().forward(x)
         elif x.device.type == "cpu":
-            y, mean, variance, count = _Normalise.apply(x, self.weight, self.bias, self.eps)
-            self._update_running_statistics(mean, variance * (count / (count - 1)))
+            y, means, variances, count = _Normalise.apply(x, self.weight, self.bias, self.eps, self.num_parts)
+            for mean, variance in zip(means, variances, strict=True):
+                self._update_running_statistics(mean, variance * (count / (count - 1)))
         else:
             y = self._native(x)
         return self._activated(y)
@@ -88,51 +92,86 @@ class CrossRankBatchNorm(_BatchNormOfRanks):
         )
 
 
+def each_apart(network: nn.Module, batches: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """`network(batch)` for each of several batches of one size, every one with batch norm statistics of its own.
+
+    Ranks on CPUs send all of them through the network at once: their batch norms wait for one exchange, not for one a
+    batch, and such waits are most of a small network's step (BYOL on digits, two ranks on two cores: 146 ms, not 220).
+    """
+    if world_size() == 1 or batches[0].device.type != "cpu":
+        return tuple(network(batch) for batch in batches)
+    layers = [module for module in network.modules() if isinstance(module, CrossRankBatchNorm)]
+    try:
+        for layer in layers:
+            layer.num_parts = len(batches)
+        return cast(Tensor, network(torch.cat(list(batches)))).chunk(len(batches))
+    finally:
+        for layer in layers:
+            layer.num_parts = 1
+
+
 class _Normalise(torch.autograd.Function):
     """y = γ·x̂ + β with x̂ = (x − μ)/√(σ² + ε), where μ and σ² are those of the global batch of n values a channel.
 
         ∂L/∂x = γ/√(σ² + ε) · (dy − Σdy/n − x̂·Σ(dy·x̂)/n),   sums over all ranks
 
-    ∂L/∂γ and ∂L/∂β stay local sums: whoever averages gradients over ranks (DDP) treats them like any other parameter.
+    Each of the input's `num_parts` parts is a batch of its own, so that μ and σ² are [parts, channels]. ∂L/∂γ and
+    ∂L/∂β stay local sums: whoever averages gradients over ranks (DDP) treats them like any other parameter.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Any, ...]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, num_parts: int
+    ) -> tuple[Any, ...]:
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        mean, variance, count = _global_statistics(wide)
+        parts = wide.chunk(num_parts)
+        mean, variance, count = _global_statistics(parts)
         ctx.save_for_backward(wide, weight, mean, (variance + eps).rsqrt())
         ctx.count, ctx.eps, ctx.dtype = count, eps, x.dtype
         ctx.mark_non_differentiable(mean, variance)
-        y = F.batch_norm(wide, mean, variance, weight, bias, training=False, eps=eps)
+        normalised = [
+            F.batch_norm(part, mean[i], variance[i], weight, bias, training=False, eps=eps)
+            for i, part in enumerate(parts)
+        ]
+        y = normalised[0] if num_parts == 1 else torch.cat(normalised)
         return y.to(x.dtype), mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse_std = ctx.saved_tensors
         dy = dy.to(x.dtype)
-        _, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
-            dy, x, weight, None, None, mean, inverse_std, True, ctx.eps, [False, True, True]
-        )
+        num_parts = len(mean)
+        sums = [
+            torch.ops.aten.native_batch_norm_backward(
+                dy_part, part, weight, None, None, mean[i], inverse_std[i], True, ctx.eps, [False, True, True]
+            )[1:]
+            for i, (dy_part, part) in enumerate(zip(dy.chunk(num_parts), x.chunk(num_parts), strict=True))
+        ]
+        dweight, dbias = (torch.stack(parts) for parts in zip(*sums, strict=True))  # [parts, channels]
         slope, offset = sum_over_ranks(torch.stack([dweight, dbias])) / ctx.count
         scale = inverse_std if weight is None else inverse_std * weight
-        shape = (1, -1) + (1,) * (x.dim() - 2)
         # scale·(dy − offset − slope·(x − μ)/σ) as a·dy + b·x + c: one pass fewer over the activations
         b = -scale * slope * inverse_std
         c = -scale * offset - b * mean
-        dx = torch.addcmul(c.view(shape), dy, scale.view(shape)).addcmul_(x, b.view(shape)).to(ctx.dtype)
-        return dx, None if weight is None else dweight, None if weight is None else dbias, None
+        shape = (num_parts, 1, -1) + (1,) * (x.dim() - 2)
+        apart = (num_parts, -1, *x.shape[1:])
+        dx = torch.addcmul(c.view(shape), dy.view(apart), scale.view(shape)).addcmul_(x.view(apart), b.view(shape))
+        local = (None, None) if weight is None else (dweight.sum(dim=0), dbias.sum(dim=0))
+        return dx.flatten(0, 1).to(ctx.dtype), *local, None, None
 
 
-def _global_statistics(x: Tensor) -> tuple[Tensor, Tensor, int]:
+def _global_statistics(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, int]:
     """μ = Σ nᵢμᵢ/n and σ² = Σ nᵢ(σᵢ² + (μᵢ − μ)²)/n from the ranks' own statistics (Chan et al., 1979), and n."""
-    mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
-    count = torch.full_like(mean, x.numel() // x.shape[1])
-    statistics = gather_batch(torch.stack([mean, variance, count])[None]).double()  # [ranks, 3, channels]
+    mean, variance = map(
+        torch.stack, zip(*(torch.batch_norm_update_stats(x, None, None, 0.0) for x in parts), strict=True)
+    )
+    count = torch.full_like(mean, parts[0].numel() // parts[0].shape[1])
+    statistics = gather_batch(torch.stack([mean, variance, count])[None]).double()  # [ranks, 3, parts, channels]
     means, variances, counts = statistics.unbind(1)
     total = counts.sum(0)
     mean64 = (counts * means).sum(0) / total
     variance64 = (counts * (variances + (means - mean64) ** 2)).sum(0) / total
-    return mean64.to(x.dtype), variance64.to(x.dtype), int(total[0])
+    return mean64.to(mean.dtype), variance64.to(mean.dtype), int(total[0, 0])
 
 
 class GroupBatchNorm(_BatchNormOfRanks):

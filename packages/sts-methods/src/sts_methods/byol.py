@@ -1,5 +1,6 @@
 """BYOL (Grill et al., 2020): the student predicts the teacher's projection of the other view."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from sts_core import make_teacher
 from sts_methods.backbones import Stem, build_backbone, num_features
-from sts_methods.batch_norm import use_cross_rank_batch_norm
+from sts_methods.batch_norm import each_apart, use_cross_rank_batch_norm
 from sts_methods.checks import check_positive
 from sts_methods.health import health_metrics
 from sts_methods.losses import cosine_distance
@@ -68,22 +69,14 @@ class Byol(StudentTeacherMethod):
         self.teacher = cast(Encoder, make_teacher(Encoder(self.student.backbone, self.student.head)))
 
     def forward(self, batch: Batch) -> StepResult:
-        one, two = batch.views
-        z1, z2 = self._project(self.student, one, two)
-        q1, q2 = self._predict(z1, z2)
+        z1, z2 = self._of_both(self.student, batch.views)
+        q1, q2 = self._of_both(self.student.predictor, (z1, z2))
         with torch.no_grad():
-            t1, t2 = self._project(self.teacher, one, two)
+            t1, t2 = self._of_both(self.teacher, batch.views)
         loss = cosine_distance(q1, t2) + cosine_distance(q2, t1)
         return StepResult(loss, health_metrics(z1, t1))
 
-    def _project(self, network: Encoder, one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.config.concatenate_views:
-            return network(one), network(two)
-        z1, z2 = network(torch.cat([one, two])).chunk(2)
-        return z1, z2
-
-    def _predict(self, z1: Tensor, z2: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.config.concatenate_views:
-            return self.student.predictor(z1), self.student.predictor(z2)
-        q1, q2 = self.student.predictor(torch.cat([z1, z2])).chunk(2)
-        return q1, q2
+    def _of_both(self, network: nn.Module, views: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.config.concatenate_views:
+            return cast(Tensor, network(torch.cat(list(views)))).chunk(2)
+        return each_apart(network, views)

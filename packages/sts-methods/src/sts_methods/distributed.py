@@ -50,12 +50,8 @@ def gather_objects(local: Any) -> list[Any]:
 
 @torch.no_grad()
 def sum_over_ranks(local: Tensor) -> Tensor:
-    """Σ over ranks, on every rank; the argument is left as it is."""
-    if world_size() == 1:
-        return local.detach()
-    total = local.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total)
-    return total
+    """Σ over ranks of small tensors, on every rank; gloo's all-reduce takes twice as long as its gather."""
+    return gather_batch(local[None]).sum(dim=0)
 
 
 @torch.no_grad()
