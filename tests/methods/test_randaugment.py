@@ -15,9 +15,9 @@ from sts_methods.views import StrongView
 SIZE = 32
 
 
-def batch(reference: ModuleType, num: int) -> torch.Tensor:
+def batch(reference: ModuleType, num: int, size: int = SIZE) -> torch.Tensor:
     """uint8 [N, H, W, 3]."""
-    pictures: torch.Tensor = reference.photographs(num, height=SIZE, width=SIZE)
+    pictures: torch.Tensor = reference.photographs(num, height=size, width=size)
     return pictures.permute(0, 2, 3, 1).contiguous()
 
 
@@ -60,8 +60,9 @@ def test_each_operation_is_pillows(reference: ModuleType, name: str) -> None:
         assert np.abs(ours[row].numpy() - expected).max() <= 1
 
 
-def test_each_picture_takes_its_own_operation(reference: ModuleType) -> None:
-    pictures = batch(reference, len(POOL))
+@pytest.mark.parametrize("size", [SIZE, 29])  # the pictures fill whole words of memory, or do not
+def test_each_picture_takes_its_own_operation(reference: ModuleType, size: int) -> None:
+    pictures = batch(reference, len(POOL), size)
     operations = Operations(np.arange(len(POOL)), np.full(len(POOL), 5), np.ones(len(POOL), dtype=np.int64))
     together = apply_operations_(pictures.clone(), operations)
     for row in range(len(POOL)):
