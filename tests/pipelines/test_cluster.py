@@ -149,3 +149,19 @@ def test_a_joined_cluster_that_is_too_small_is_waited_for_with_a_word(
     with cluster.ray_cluster(ClusterConfig(num_workers=8, cpus_per_worker=8.0, address="auto"), num_cpus=64):
         pass
     assert capsys.readouterr().err == "waiting: the workers need 8 GPUs, the cluster has 0 so far ...\n"
+
+
+def test_the_processes_of_a_joined_cluster_know_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among several clusters on the head node, the one that frees stopped trials' resources has to find this one."""
+    import ray
+
+    known: list[object] = []
+    monkeypatch.setattr(ray, "init", lambda **options: known.append(options["runtime_env"]))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0, "GPU": 8.0})
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(cluster, "_check_reachable", lambda address: None)
+    for address in ("10.0.0.1:6379", "auto", "ray://10.0.0.1:10001"):  # Ray itself finds the last two
+        with cluster.ray_cluster(ClusterConfig(num_workers=8, address=address), num_cpus=8):
+            pass
+    assert known == [{"env_vars": {"RAY_ADDRESS": "10.0.0.1:6379"}}, None, None]
