@@ -37,6 +37,10 @@ class SoilConfig:
     """How deep it goes."""
     weight: float | None = None
     """How heavy it is, in place of the depth."""
+    shares: tuple[float, ...] = ()
+    """What else is in it."""
+    extras: Mapping[str, float] = field(default_factory=dict)
+    """The same by name."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.ph <= 14:
@@ -45,6 +49,8 @@ class SoilConfig:
             raise ConfigError(f"depth must be positive, got {self.depth}: measure again")
         if (self.depth is None) == (self.weight is None):
             raise ConfigError("exactly one of depth and weight must be given: choose one")
+        if sum(self.shares) + sum(self.extras.values()) > 1:
+            raise ConfigError("shares and extras must be at most 1 together: lower them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +121,8 @@ def test_all_problems_are_found_at_once() -> None:
         ({"ph": 99, "depth": -1}, ["ph must be in", "depth must be positive"]),
         ({"ph": 99, "kind": "sandy"}, ["kind must be one of", "ph must be in"]),
         ({"ph": 99, "depth": 1, "weight": 1}, ["ph must be in", "exactly one of"]),
+        ({"ph": 99, "shares": [0.5, "x"]}, ["shares[1] must be a number", "ph must be in"]),
+        ({"extras": {"ash": "x"}, "shares": [2.0]}, ["extras.ash must be a number"]),
         # What could follow from a wrong value alone is not held against the others.
         ({"depth": None, "weight": "heavy"}, ["weight must be a number"]),
         ({"ph": 99, "depth": None, "weight": "heavy"}, ["weight must be a number", "ph must be in"]),
@@ -210,7 +218,7 @@ def test_paths_and_leaves_name_everything_that_can_be_set() -> None:
     plain = to_dict(GARDEN)
     assert set(paths(GardenConfig, plain)) == {
         "name", "plant.height", "water", "days", "limit", "rows",
-        "soil.ph", "soil.kind", "soil.depth", "soil.weight", "beds",
+        "soil.ph", "soil.kind", "soil.depth", "soil.weight", "soil.shares", "soil.extras", "beds",
     }  # fmt: skip
     assert dict(leaves(plain))["beds.a.ph"] == 5.0
 

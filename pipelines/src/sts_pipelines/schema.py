@@ -271,6 +271,8 @@ def _read_sequence(annotation: Any, value: Any, path: str, problems: list[str]) 
     items = [
         _read(kind, item, f"{path}[{i}]", problems) for i, (kind, item) in enumerate(zip(each, value, strict=True))
     ]
+    if any(item is _INVALID for item in items):
+        return _INVALID
     return tuple(items) if get_origin(annotation) is tuple else items
 
 
@@ -295,7 +297,8 @@ def _read_mapping(annotation: Any, value: Any, path: str, problems: list[str]) -
         problems.append(f"{path} must be a section of named entries, got {value!r}: write name: value lines")
         return _INVALID
     _, kind = get_args(annotation)
-    return {str(key): _read(kind, item, f"{path}.{key}", problems) for key, item in value.items()}
+    entries = {str(key): _read(kind, item, f"{path}.{key}", problems) for key, item in value.items()}
+    return _INVALID if any(entry is _INVALID for entry in entries.values()) else entries
 
 
 def _read_scalar(annotation: Any, value: Any, path: str, problems: list[str]) -> Any:
