@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from networks import Net
-from paper import PaperDraws
 from torch import nn
+
+from tests.core.networks import Net
+from tests.core.paper import PaperDraws
 
 torch.set_num_threads(1)
 

@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from networks import moved
 from torch import nn
 
 from sts_core import (
@@ -26,6 +25,7 @@ from sts_core import (
     spatial_temporal_smoothing,
     temporal_moving_average,
 )
+from tests.core.networks import moved
 
 
 def build(student: nn.Module, teacher: nn.Module, **more: object) -> Smoother:

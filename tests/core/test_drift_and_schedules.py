@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from networks import moved
 from torch import nn
 
 import sts_core
@@ -22,6 +21,7 @@ from sts_core import (
     spatial_temporal_smoothing,
     temporal_moving_average,
 )
+from tests.core.networks import moved
 
 
 def test_parameter_drift_is_the_mean_squared_difference(student: nn.Module) -> None:

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from paper import PaperDraws
 from torch import Tensor
 
 from sts_core import masks
-from sts_core.kernels import Rule, drawn_channels, drawn_units
+from sts_core.kernels.interface import Rule
+from sts_core.kernels.reference import drawn_channels, drawn_units
+from tests.core.paper import PaperDraws
 
 
 def neurons(p: float, *, name: str = "w", size: int = 400_000, step: int = 0, seed: int = 3) -> Tensor:

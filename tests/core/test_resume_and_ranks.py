@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from networks import Net
 from torch import distributed, nn
 
 from sts_core import (
@@ -21,6 +20,7 @@ from sts_core import (
     temporal_moving_average,
 )
 from sts_core import smoother as smoother_module
+from tests.core.networks import Net
 
 GRANULARITIES = ["layer", "module", "channel", "neuron"]
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from networks import Net, moved
-from paper import PaperDraws, paper_update
 from torch import nn
 
 from sts_core import Smoother, SmoothingConfig, make_teacher, no_smoothing, spatial_ensemble, temporal_moving_average
+from tests.core.networks import Net, moved
+from tests.core.paper import PaperDraws, paper_update
 
 GRANULARITIES = ["layer", "module", "channel", "neuron"]
 KERNELS = ["reference", "native"]

@@ -7,9 +7,9 @@ from torch import nn
 
 from sts_core.errors import ConfigError
 from sts_methods import ByolConfig, DataConfig, FixMatch, FixMatchConfig, MoCoConfig, multi_crop, recipes, two_views
-from sts_methods.data import Recipe
-from sts_methods.optim import OptimizerConfig, parameter_groups
-from sts_methods.views import CropView, local_size, weak_and_strong
+from sts_methods.data.config import Recipe
+from sts_methods.training.optimizers import OptimizerConfig, parameter_groups
+from sts_methods.views.specs import CropView, local_size, weak_and_strong
 
 
 def test_mocos_views_are_equal_and_those_of_aug_plus() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sts_pipelines import cluster
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.pipeline import ClusterConfig, PipelineConfig
+from sts_pipelines.config.pipeline import ClusterConfig, PipelineConfig
+from sts_pipelines.launch import cluster
 
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
 cluster.prepare_environment(local=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sts_pipelines.main import main
+from sts_pipelines.cli.main import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]

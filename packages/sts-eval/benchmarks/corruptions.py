@@ -30,8 +30,8 @@ from PIL import Image
 from torch import nn
 
 from sts_eval import CleanFolder, CorruptionConfig, FolderCorruptions, GeneratedCorruptions, evaluate_cell
-from sts_eval.corruption_functions import corrupt_image
-from sts_eval.corruption_tables import ALL_CORRUPTIONS
+from sts_eval.corruptions.benchmark import ALL_CORRUPTIONS
+from sts_eval.corruptions.functions import corrupt_image
 
 NUM_CLASSES = 4
 LOADING_BAR = 0.10

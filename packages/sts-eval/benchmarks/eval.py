@@ -43,7 +43,7 @@ from sts_eval import (
     linear_probe,
     nearest_neighbours,
 )
-from sts_eval.source import timm_backbone
+from sts_eval.features.backbone_source import timm_backbone
 
 NOISE = 1.05
 """Ratios nearer to 1 come out on either side of it from run to run."""

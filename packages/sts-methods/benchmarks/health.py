@@ -18,8 +18,8 @@ from readme_table import machine, write_table
 
 from sts_core import spatial_temporal_smoothing
 from sts_methods import DataConfig, LocalRuntime, TrainingConfig, fit
-from sts_methods.data import SEMI_SUPERVISED
-from sts_methods.methods import METHODS
+from sts_methods.data.config import SEMI_SUPERVISED
+from sts_methods.methods.registry import METHODS
 
 STEP = ("accumulate_gradients", "update_student", "update_teacher")
 HEALTH = ("health_metrics", "relative_weight_distance")

@@ -36,11 +36,12 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
-from sts_methods.data import normalise
-from sts_methods.datasets import IMAGENET_STATISTICS, STATISTICS, ImageArrays, ImageFiles, Paths
-from sts_methods.feeds import ArrayFeed, FileFeed, FileViews, Request
-from sts_methods.sampler import Keys
-from sts_methods.views import Views, two_views, weak_and_strong
+from sts_methods.data.batches import normalise
+from sts_methods.data.datasets import IMAGENET_STATISTICS, STATISTICS
+from sts_methods.data.loaders import ArrayFeed, FileFeed, FileViews, Request
+from sts_methods.data.sources import ImageArrays, ImageFiles, Paths
+from sts_methods.draws import Keys
+from sts_methods.views.specs import Views, two_views, weak_and_strong
 
 GROUP = 16  # images of a round at 224 px
 BLUR_TAPS = 13  # as many as Pillow's blur takes at its largest radius

@@ -30,18 +30,18 @@ from readme_table import machine, write_table
 from torch import Tensor, nn
 
 from sts_core import temporal_moving_average
-from sts_methods.backbones import build_backbone
-from sts_methods.byol import ByolConfig
-from sts_methods.data import DataConfig
-from sts_methods.learner import Learner
-from sts_methods.method import Batch
-from sts_methods.methods import build_method
-from sts_methods.moco import MoCoConfig
-from sts_methods.networks import initialised_from
-from sts_methods.optim import OptimizerConfig
-from sts_methods.precision import cpu_supports
-from sts_methods.runtime import LocalRuntime
-from sts_methods.training import TrainingConfig
+from sts_methods.batch import Batch
+from sts_methods.data.config import DataConfig
+from sts_methods.methods.byol import ByolConfig
+from sts_methods.methods.moco import MoCoConfig
+from sts_methods.methods.registry import build_method
+from sts_methods.networks.backbones import build_backbone
+from sts_methods.networks.heads import initialised_from
+from sts_methods.runs.runtime import LocalRuntime
+from sts_methods.training.config import TrainingConfig
+from sts_methods.training.learner import Learner
+from sts_methods.training.optimizers import OptimizerConfig
+from sts_methods.training.precision import cpu_supports
 
 LR, MOMENTUM, WEIGHT_DECAY, TEACHER_MOMENTUM = 0.05, 0.9, 1e-4, 0.99
 Step = Callable[[], float]

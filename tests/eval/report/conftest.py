@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sts_eval.corruption_results import CorruptionResult
-from sts_eval.corruption_tables import ALL_CORRUPTIONS, SEVERITIES
+from sts_eval.corruptions.benchmark import ALL_CORRUPTIONS, SEVERITIES
+from sts_eval.corruptions.results import CorruptionResult
 
 NUM_IMAGES = 40
 

@@ -5,10 +5,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from sts_eval.chart_scales import linear_scale, log_scale, round_step, tick_text
-from sts_eval.charts import Bar, Series, bar_chart, dot_plot, line_chart
-from sts_eval.heat_map import Cell, colour_of, colour_range, heat_map, iso_line, pull_decades
-from sts_eval.report_style import standalone
+from sts_eval.report.charts.heat_map import Cell, colour_of, colour_range, heat_map, iso_line, pull_decades
+from sts_eval.report.charts.scales import linear_scale, log_scale, round_step, tick_text
+from sts_eval.report.charts.svg import Bar, Series, bar_chart, dot_plot, line_chart
+from sts_eval.report.style import standalone
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from sts_core import masks
 from sts_core.config import SmoothingConfig
 from sts_core.errors import ConfigError, PairingError
-from sts_core.kernels import Rule, drawn_channels, drawn_units
+from sts_core.kernels.interface import Rule
+from sts_core.kernels.reference import drawn_channels, drawn_units
 from sts_core.pairing import pair, unwrap
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from sts_core.config import SmoothingConfig, check_probability
 from sts_core.errors import ConfigError, PairingError, StateError
-from sts_core.kernels import Backend, Kernel, Pair, Rule, bind
-from sts_core.pairing import NamedPair, make_teacher, pair
-from sts_core.watch import Watch, addresses
+from sts_core.kernels.choice import bind
+from sts_core.kernels.interface import Backend, Kernel, Pair, Rule
+from sts_core.pairing import NamedPair, Watch, addresses, make_teacher, pair
 
 _STATE_VERSION = 1
 

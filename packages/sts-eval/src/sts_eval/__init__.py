@@ -1,13 +1,8 @@
 """Measure a backbone, and set the numbers beside the paper's: see README.md."""
 
-from sts_eval.accuracy import top_k_accuracy
-from sts_eval.compare import Comparison, compare_with_paper, comparison_table, load_run
-from sts_eval.corruption_arrays import ArrayCorruptions
-from sts_eval.corruption_data import FolderCorruptions
-from sts_eval.corruption_differences import CorruptionDifference, compare_corruptions
-from sts_eval.corruption_generation import CleanArrays, CleanFolder, GeneratedCorruptions
-from sts_eval.corruption_results import CorruptionResult
-from sts_eval.corruptions import (
+from sts_eval.corruptions.arrays import ArrayCorruptions
+from sts_eval.corruptions.differences import CorruptionDifference, compare_corruptions
+from sts_eval.corruptions.evaluation import (
     CellResult,
     CorruptionConfig,
     cells_of,
@@ -15,25 +10,30 @@ from sts_eval.corruptions import (
     evaluate_cell,
     merge_cells,
 )
+from sts_eval.corruptions.folders import FolderCorruptions
+from sts_eval.corruptions.generated import CleanArrays, CleanFolder, GeneratedCorruptions
+from sts_eval.corruptions.results import CorruptionResult
 from sts_eval.detection import DetectionConfig, DetectionResult, detection_transfer
-from sts_eval.dynamics import DriftCurve, DriftRecord, drift_curve, read_drift, smoothing_effect, teacher_dynamics
 from sts_eval.errors import CheckpointError, DataError
-from sts_eval.features import FeatureConfig, Features, extract_features
-from sts_eval.few_labels import (
+from sts_eval.features.backbone_source import Backbone, load_source
+from sts_eval.features.extraction import FeatureConfig, Features, extract_features
+from sts_eval.features.images import CentreCrop, image_folder
+from sts_eval.paper.comparison import Comparison, compare_with_paper, comparison_table, load_run
+from sts_eval.paper.numbers import PUBLISHED, PublishedNumber, published, published_rows
+from sts_eval.probes.accuracy import top_k_accuracy
+from sts_eval.probes.few_labels import (
     CheckpointAccuracy,
     FewLabelsResult,
     classification_accuracy,
     evaluate_checkpoints,
     few_labels,
 )
-from sts_eval.images import CentreCrop, image_folder
-from sts_eval.linear import LinearProbeResult, linear_probe
-from sts_eval.linear_config import LinearProbeConfig, byol_protocol, fast_protocol, moco_protocol
-from sts_eval.neighbours import NeighboursConfig, NeighboursResult, nearest_neighbours
-from sts_eval.published import PUBLISHED, PublishedNumber, published, published_rows
-from sts_eval.report import write_report
+from sts_eval.probes.linear.probe import LinearProbeResult, linear_probe
+from sts_eval.probes.linear.protocol import LinearProbeConfig, byol_protocol, fast_protocol, moco_protocol
+from sts_eval.probes.neighbours import NeighboursConfig, NeighboursResult, nearest_neighbours
+from sts_eval.report.build import write_report
 from sts_eval.results import RunResults, add_entries, read_results, write_results
-from sts_eval.source import Backbone, load_source
+from sts_eval.runs.drift import DriftCurve, DriftRecord, drift_curve, read_drift, smoothing_effect, teacher_dynamics
 
 __all__ = [
     "PUBLISHED",

@@ -4,6 +4,8 @@ A draw is addressed by (seed, stream, epoch, index, position) and computed with 
 vectorised over a batch, so that the augmentation of image 17 in epoch 3 does not depend on who computes it or when.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -68,3 +70,26 @@ def permutation(num: int, *, seed: int, stream: int, epoch: int = 0) -> IntArray
     """A random order of 0..num-1: the argsort of one 64-bit draw per index."""
     draws = words(seed=seed, stream=stream, epochs=epoch, indices=np.arange(num), num=2).astype(np.uint64)
     return np.argsort((draws[:, 0] << _SHIFT) | draws[:, 1], kind="stable").astype(np.int64)
+
+
+ByteImage = npt.NDArray[np.uint8]
+"""uint8 [H, W, 3], RGB."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What identifies the samples of a batch: the image and the epoch in which it is seen, both [N]."""
+
+    indices: IntArray
+    epochs: IntArray
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, part: slice) -> "Keys":
+        return Keys(self.indices[part], self.epochs[part])
+
+    def share(self, *, part: int, num_parts: int) -> "Keys":
+        """The `part`-th of `num_parts` equal, contiguous pieces."""
+        size = len(self) // num_parts
+        return self[part * size : (part + 1) * size]

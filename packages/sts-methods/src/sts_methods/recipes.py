@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Literal
 
 from sts_core import ConfigError, SmoothingConfig, spatial_temporal_smoothing
-from sts_methods.byol import ByolConfig
-from sts_methods.data import DataConfig
-from sts_methods.fixmatch import FixMatchConfig
-from sts_methods.moco import MoCoConfig
-from sts_methods.optim import OptimizerConfig
-from sts_methods.training import TrainingConfig
+from sts_methods.data.config import DataConfig
+from sts_methods.methods.byol import ByolConfig
+from sts_methods.methods.fixmatch import FixMatchConfig
+from sts_methods.methods.moco import MoCoConfig
+from sts_methods.training.config import TrainingConfig
+from sts_methods.training.optimizers import OptimizerConfig
 
 ByolVariant = Literal["code", "paper", "deepmind"]
 # DeepMind, configs/byol.py, by epochs

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from sts_pipelines.catalog.registry import expected, named
 
 if TYPE_CHECKING:
-    from sts_pipelines.catalog.recipes import Dataset
-    from sts_pipelines.pipeline import ComparisonConfig, PipelineConfig
+    from sts_pipelines.catalog.configs import Dataset
+    from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
 
 EIGHT_GPUS = "8 GPUs, 11 GB each"
 TWO_CORES = "2 CPU cores"
@@ -24,7 +24,7 @@ def _imagenet(smoothing: str) -> None:
 
     @named(name, paper=f"{table}: BYOL, {smoothing}", hardware=EIGHT_GPUS, hours="?")
     def build() -> "PipelineConfig":
-        from sts_pipelines.catalog.recipes import byol_imagenet
+        from sts_pipelines.catalog.configs import byol_imagenet
 
         m, p = IMAGENET[smoothing]
         return byol_imagenet(name, epochs=200, m=m, p=p)
@@ -46,7 +46,7 @@ def _long(epochs: int, top1: str) -> None:
 
     @named(name, paper=f"state of the art: {epochs} epochs", hardware=EIGHT_GPUS, hours="?")
     def build() -> "PipelineConfig":
-        from sts_pipelines.catalog.recipes import byol_imagenet
+        from sts_pipelines.catalog.configs import byol_imagenet
 
         return byol_imagenet(name, epochs=epochs, m=0.99, p=0.7)
 
@@ -70,7 +70,7 @@ def byol_imagenet_lr() -> "PipelineConfig":
 
     Hardware: 8 GPUs. Time: not measured. Expect 72.7 % if the paper's text is right about its own run.
     """
-    from sts_pipelines.catalog.recipes import byol_imagenet
+    from sts_pipelines.catalog.configs import byol_imagenet
 
     return byol_imagenet("byol-imagenet-200ep-sts-lr0.1", epochs=200, m=0.99, p=0.7, variant="paper")
 
@@ -84,7 +84,7 @@ def byol_imagenet_deepmind() -> "PipelineConfig":
     Hardware: 8 GPUs, 11 GB each, 16 micro-batches a step. Time: not measured. Expect 72.5 % with the student (BYOL
     paper). Two things differ from its authors': batch norm covers a micro-batch, and the blur is Pillow's.
     """
-    from sts_pipelines.catalog.recipes import byol_imagenet
+    from sts_pipelines.catalog.configs import byol_imagenet
 
     # DeepMind: tau .99 at 300 epochs
     return byol_imagenet("byol-imagenet-300ep-deepmind", epochs=300, m=0.99, p=0.0, variant="deepmind")
@@ -98,7 +98,7 @@ def byol_imagenet_drift() -> "ComparisonConfig":
 
     Hardware: 8 GPUs. Time: not measured. Expect curves: none stays high, TMA and SE lie far below and fall.
     """
-    from sts_pipelines.catalog.recipes import byol_imagenet
+    from sts_pipelines.catalog.configs import byol_imagenet
 
     return _drift(byol_imagenet("byol-imagenet-drift", epochs=20, m=0.999, p=0.0), 0.999)
 
@@ -111,7 +111,7 @@ def byol_digits_drift() -> "ComparisonConfig":
 
     Hardware: two CPU cores. Time: a few minutes. Expect the order of the figure: none far above TMA and SE.
     """
-    from sts_pipelines.catalog.recipes import byol_small
+    from sts_pipelines.catalog.configs import byol_small
 
     return _drift(byol_small("byol-digits-drift", dataset="digits", m=0.9, p=0.0), 0.9)
 
@@ -121,7 +121,7 @@ def _drift(base: "PipelineConfig", strength: float) -> "ComparisonConfig":
     from dataclasses import replace
 
     from sts_methods.recipes import self_supervised_teacher
-    from sts_pipelines.pipeline import ComparisonConfig
+    from sts_pipelines.config.pipeline import ComparisonConfig
 
     training = replace(base.training, track_drift=True, momentum_schedule="constant")
     cells = {"none": (0.0, 0.0), "tma": (strength, 0.0), "se": (0.0, strength)}
@@ -134,7 +134,7 @@ def _small(dataset: "Dataset", smoothing: str, hours: str) -> None:
 
     @named(name, paper=f"effect of SE and STS, in small: {smoothing}", hardware=TWO_CORES, hours=hours)
     def build() -> "PipelineConfig":
-        from sts_pipelines.catalog.recipes import byol_small
+        from sts_pipelines.catalog.configs import byol_small
 
         m, p = SMALL[smoothing]
         return byol_small(name, dataset=dataset, m=m, p=p)

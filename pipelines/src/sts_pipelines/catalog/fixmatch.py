@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Literal
 from sts_pipelines.catalog.registry import named
 
 if TYPE_CHECKING:
-    from sts_pipelines.catalog.recipes import Dataset
-    from sts_pipelines.pipeline import PipelineConfig
+    from sts_pipelines.catalog.configs import Dataset
+    from sts_pipelines.config.pipeline import PipelineConfig
 
 # (m, p): .999 is google's EMA; p = .5 the paper's.
 PAPER = {"tma": (0.999, 0.0), "sts": (0.999, 0.5)}
@@ -23,7 +23,7 @@ def _paper(dataset: Literal["cifar10", "cifar100"], labels: int, smoothing: str)
 
     @named(name, paper=f"FixMatch: {dataset}, {labels} labels, {smoothing}", hardware=hardware, hours="?")
     def build() -> "PipelineConfig":
-        from sts_pipelines.catalog.recipes import fixmatch_cifar
+        from sts_pipelines.catalog.configs import fixmatch_cifar
 
         m, p = PAPER[smoothing]
         return fixmatch_cifar(name, dataset=dataset, labels=labels, m=m, p=p)
@@ -50,7 +50,7 @@ def _small(dataset: "Dataset", smoothing: str, hours: str) -> None:
 
     @named(name, paper=f"FixMatch, in small: {smoothing}", hardware="2 CPU cores", hours=hours)
     def build() -> "PipelineConfig":
-        from sts_pipelines.catalog.recipes import fixmatch_small
+        from sts_pipelines.catalog.configs import fixmatch_small
 
         m, p = SMALL[smoothing]
         return fixmatch_small(name, dataset=dataset, labels=labels, m=m, p=p)

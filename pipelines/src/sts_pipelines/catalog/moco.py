@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from sts_pipelines.catalog.registry import expected, named
 
 if TYPE_CHECKING:
-    from sts_pipelines.catalog.recipes import Dataset
-    from sts_pipelines.pipeline import PipelineConfig
+    from sts_pipelines.catalog.configs import Dataset
+    from sts_pipelines.config.pipeline import PipelineConfig
 
 EIGHT_GPUS = "8 GPUs, 11 GB each"
 HOURS = "53 on V100"  # MoCo's README, 200 epochs on 8 V100
@@ -24,7 +24,7 @@ def _imagenet(smoothing: str) -> None:
 
     @named(name, paper=f"{table}: MoCo, {smoothing}", hardware=EIGHT_GPUS, hours=HOURS)
     def build() -> "PipelineConfig":
-        from sts_pipelines.catalog.recipes import moco_imagenet
+        from sts_pipelines.catalog.configs import moco_imagenet
 
         m, p = IMAGENET[smoothing]
         return moco_imagenet(name, epochs=200, m=m, p=p)
@@ -47,7 +47,7 @@ def _small(dataset: "Dataset", smoothing: str, hours: str) -> None:
 
     @named(name, paper=f"effect of SE and STS, in small: {smoothing}", hardware="2 CPU cores", hours=hours)
     def build() -> "PipelineConfig":
-        from sts_pipelines.catalog.recipes import moco_small
+        from sts_pipelines.catalog.configs import moco_small
 
         m, p = SMALL[smoothing]
         return moco_small(name, dataset=dataset, m=m, p=p)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from sts_pipelines.catalog.registry import named
 
 if TYPE_CHECKING:
-    from sts_pipelines.pipeline import ComparisonConfig
+    from sts_pipelines.config.pipeline import ComparisonConfig
 
 
 @named("quickstart", paper="effect of SE and STS, in small", hardware="2 CPU cores", hours="0.05")
@@ -19,8 +19,8 @@ def quickstart() -> "ComparisonConfig":
     and a report with plots. The data is embedded; what it shows is that the pipeline works, not that STS wins.
     """
     from sts_methods.recipes import self_supervised_teacher
-    from sts_pipelines.catalog.recipes import byol_small
-    from sts_pipelines.pipeline import ComparisonConfig
+    from sts_pipelines.catalog.configs import byol_small
+    from sts_pipelines.config.pipeline import ComparisonConfig
 
     base = byol_small("quickstart", dataset="digits", m=0.9, p=0.7)
     base = replace(base, training=replace(base.training, steps=110))  # five epochs, to stay well below three minutes

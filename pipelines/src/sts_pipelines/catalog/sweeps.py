@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from sts_pipelines.catalog.registry import named
 
 if TYPE_CHECKING:
-    from sts_pipelines.pipeline import PipelineConfig, SweepConfig
+    from sts_pipelines.config.pipeline import PipelineConfig, SweepConfig
 
 EIGHT_GPUS = "8 GPUs, 11 GB each"
 TWO_CORES = "2 CPU cores"
@@ -16,7 +16,7 @@ GRANULARITIES: tuple[Literal["layer", "channel", "neuron"], ...] = ("layer", "ch
 
 
 def _base(dataset: Literal["imagenet", "digits", "cifar10"], name: str) -> "PipelineConfig":
-    from sts_pipelines.catalog.recipes import ONE_CPU, byol_imagenet, byol_small
+    from sts_pipelines.catalog.configs import ONE_CPU, byol_imagenet, byol_small
 
     if dataset == "imagenet":
         return byol_imagenet(name, epochs=200, m=0.99, p=0.7)
@@ -29,7 +29,7 @@ def _p_by_m(dataset: Literal["imagenet", "digits", "cifar10"], hardware: str, ho
 
     @named(name, paper="p x m figure", hardware=hardware, hours=hours, verb="sweep")
     def build() -> "SweepConfig":
-        from sts_pipelines.pipeline import GridConfig, SweepConfig
+        from sts_pipelines.config.pipeline import GridConfig, SweepConfig
 
         # On ImageNet a trial takes the whole machine; cells of seconds or minutes share the start of their workers.
         alone = dataset == "imagenet"
@@ -50,7 +50,7 @@ def _granularity(dataset: Literal["imagenet", "digits", "cifar10"], hardware: st
     @named(name, paper="granularity table", hardware=hardware, hours=hours, verb="sweep")
     def build() -> "SweepConfig":
         from sts_pipelines.catalog.byol import IMAGENET, SMALL
-        from sts_pipelines.pipeline import GridConfig, SweepConfig
+        from sts_pipelines.config.pipeline import GridConfig, SweepConfig
 
         rows = IMAGENET if dataset == "imagenet" else SMALL
         grid = GridConfig(
@@ -76,8 +76,8 @@ def _fixmatch(dataset: Literal["cifar10", "cifar100", "digits"], labels: int, ha
 
     @named(name, paper="FixMatch over the p x m grid", hardware=hardware, hours=hours, verb="sweep")
     def build() -> "SweepConfig":
-        from sts_pipelines.catalog.recipes import fixmatch_cifar, fixmatch_small
-        from sts_pipelines.pipeline import GridConfig, SweepConfig
+        from sts_pipelines.catalog.configs import fixmatch_cifar, fixmatch_small
+        from sts_pipelines.config.pipeline import GridConfig, SweepConfig
 
         if dataset == "digits":
             base = fixmatch_small(name, dataset="digits", labels=labels, m=0.95, p=0.5)

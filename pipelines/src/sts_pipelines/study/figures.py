@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sts_eval.charts import Bar, Series, bar_chart, line_chart, text
-from sts_eval.heat_map import Cell, heat_map
-from sts_eval.report_style import standalone
+from sts_eval.report.charts.heat_map import Cell, heat_map
+from sts_eval.report.charts.svg import Bar, Series, bar_chart, line_chart, text
+from sts_eval.report.style import standalone
 from sts_eval.results import write_atomically
 from sts_pipelines.study.claims import SELF_SUPERVISED, TITLES, Finding
 from sts_pipelines.study.outcomes import Outcomes, summary

@@ -22,13 +22,14 @@ from sts_eval import (
     linear_probe,
     nearest_neighbours,
 )
-from sts_eval.corruption_tables import MAIN_CORRUPTIONS
-from sts_methods.data import evaluation_data
-from sts_methods.datasets import ImageArrays, open_source, statistics_of
-from sts_methods.guards import NonFiniteLossError
-from sts_methods.runtime import LocalRuntime
-from sts_methods.training import TrainingResult, fit
-from sts_pipelines.robustness import Resized
+from sts_eval.corruptions.benchmark import MAIN_CORRUPTIONS
+from sts_methods.data.batches import evaluation_data
+from sts_methods.data.datasets import open_source, statistics_of
+from sts_methods.data.sources import ImageArrays
+from sts_methods.runs.runtime import LocalRuntime
+from sts_methods.training.failure_checks import NonFiniteLossError
+from sts_methods.training.loop import TrainingResult, fit
+from sts_pipelines.evaluation.corruptions import Resized
 from sts_pipelines.study.plan import Record, StudyRun
 
 NEIGHBOURS = NeighboursConfig(ks=(20,), temperatures=(0.07,))  # DINO's k and temperature

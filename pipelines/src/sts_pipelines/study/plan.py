@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sts_methods.resume import OPERATIONAL
-from sts_methods.training import TrainingConfig
-from sts_pipelines.schema import digest, to_dict
+from sts_methods.runs.resume import OPERATIONAL
+from sts_methods.training.config import TrainingConfig
+from sts_pipelines.config.plain import digest, to_dict
 
 
 @dataclass(frozen=True, kw_only=True)

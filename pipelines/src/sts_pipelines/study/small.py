@@ -25,10 +25,10 @@ import numpy as np
 
 from sts_core import Granularity, SmoothingConfig
 from sts_methods import ByolConfig, FixMatchConfig, MoCoConfig
-from sts_methods.data import DataConfig
-from sts_methods.datasets import open_source
-from sts_methods.optim import OptimizerConfig
-from sts_methods.training import TrainingConfig
+from sts_methods.data.config import DataConfig
+from sts_methods.data.datasets import open_source
+from sts_methods.training.config import TrainingConfig
+from sts_methods.training.optimizers import OptimizerConfig
 from sts_pipelines.errors import UsageError
 from sts_pipelines.study.plan import Study, StudyRun
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from sts_core.distributed import sum_over_ranks_
 from sts_eval.detection.samples import Sample
-from sts_eval.parallel import sum_across_ranks_
 
 
 class _Population:
@@ -54,7 +54,7 @@ def update_statistics_(detector: nn.Module, batches: Iterable[list[Sample]]) -> 
     with _counted(layers) as counts:
         for batch in batches:
             detector(batch)
-            sizes = sum_across_ranks_(torch.tensor([float(counts[layer]) for layer in layers], dtype=torch.float64))
+            sizes = sum_over_ranks_(torch.tensor([float(counts[layer]) for layer in layers], dtype=torch.float64))
             for population, size in zip(populations, sizes.tolist(), strict=True):
                 population.add(size)
             num_batches += 1

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
+from sts_eval.detection.backends.resnet import ResNetShape
 from sts_eval.detection.config import DetectionConfig
 from sts_eval.detection.draws import draw_integers
-from sts_eval.detection.resnet import ResNetShape
 from sts_eval.detection.voc import VOC_CLASSES
 from sts_eval.results import write_atomically
 

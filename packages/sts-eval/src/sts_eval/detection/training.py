@@ -17,16 +17,16 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sts_core.distributed import barrier, is_parallel, rank, sum_over_ranks_, world_size
 from sts_core.errors import ConfigError
+from sts_eval.detection.backends.interface import Detector
 from sts_eval.detection.checkpoints import CheckpointFolder, DetectionCheckpoint
 from sts_eval.detection.config import DetectionConfig
-from sts_eval.detection.detector import Detector
 from sts_eval.detection.errors import DivergenceError
 from sts_eval.detection.precise_bn import update_statistics_
 from sts_eval.detection.samples import Sample, TrainingVisits
 from sts_eval.detection.schedule import build_optimizer, learning_rate
 from sts_eval.detection.voc import VocImage
-from sts_eval.parallel import barrier, is_parallel, rank, sum_across_ranks_, world_size
 from sts_eval.results import write_atomically
 
 Metrics = Mapping[str, float]
@@ -148,7 +148,7 @@ def _distribute(detector: Detector) -> nn.Module:
 
 def _mean_over_ranks(losses: Mapping[str, torch.Tensor]) -> dict[str, float]:
     values = torch.stack([value.detach() for value in losses.values()])
-    means = sum_across_ranks_(values) / world_size()
+    means = sum_over_ranks_(values) / world_size()
     return dict(zip(losses, means.tolist(), strict=True))
 
 

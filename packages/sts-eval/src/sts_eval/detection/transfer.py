@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from sts_eval.detection.backends import build_detector, require_backend, versions
+from sts_core.distributed import gather_lists, rank, world_size
+from sts_eval.detection.average_precision import Detections, VocScores, evaluate_voc
+from sts_eval.detection.backends.choice import build_detector, require_backend, versions
+from sts_eval.detection.backends.interface import Detector
+from sts_eval.detection.backends.resnet import ResNetShape, infer_shape
 from sts_eval.detection.config import DetectionConfig
-from sts_eval.detection.convert import compare_features, load_trunk_, trunk_state
-from sts_eval.detection.detector import Detector
-from sts_eval.detection.evaluation import Detections, VocScores, evaluate_voc
-from sts_eval.detection.resnet import ResNetShape, infer_shape
+from sts_eval.detection.conversion import compare_features, load_trunk_, trunk_state
 from sts_eval.detection.samples import TestSamples, TrainingVisits
 from sts_eval.detection.training import DetectionTraining, Metrics
 from sts_eval.detection.voc import VocSplit, read_voc_split
-from sts_eval.parallel import gather, rank, world_size
+from sts_eval.features.backbone_source import Backbone, load_source
 from sts_eval.results import write_atomically
-from sts_eval.source import Backbone, load_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def score_detector(detector: Detector, split: VocSplit, config: DetectionConfig)
     for samples in TestSamples(split.images, config).of_this_worker():
         mine.extend(detector(samples))
     detector.train(was_training)
-    return evaluate_voc(split, gather(mine))
+    return evaluate_voc(split, gather_lists(mine))
 
 
 def reasons_against_comparison(

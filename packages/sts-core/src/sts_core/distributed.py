@@ -1,0 +1,126 @@
+"""Collectives that methods and evaluation share, and the check that all ranks hold the same weights.
+
+With one process, or no process group, each returns its argument. Whoever launches the processes (Ray Train, torchrun)
+initialises `torch.distributed`; nothing here does.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def is_parallel() -> bool:
+    """Whether more than one process takes part."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def rank() -> int:
+    """This process's number among all, 0 when alone."""
+    return dist.get_rank() if is_parallel() else 0
+
+
+def world_size() -> int:
+    """The number of processes that work together, 1 when alone."""
+    return dist.get_world_size() if is_parallel() else 1
+
+
+def barrier() -> None:
+    """Wait for all processes."""
+    if is_parallel():
+        dist.barrier()
+
+
+def communication_device() -> torch.device:
+    """Where tensors must live to be sent: NCCL only knows GPUs."""
+    return torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+@torch.no_grad()
+def gather_batch(local: Tensor) -> Tensor:
+    """The ranks' tensors of equal shape [N, ...] one after the other, as [world size · N, ...] on every rank."""
+    if world_size() == 1:
+        return local.detach()
+    local = local.detach()
+    # Collectives move dense row-major memory: an NHWC tensor travels as one and keeps its format without a copy.
+    nhwc = local.dim() == 4 and not local.is_contiguous() and local.is_contiguous(memory_format=torch.channels_last)
+    source = local.permute(0, 2, 3, 1) if nhwc else local.contiguous()
+    gathered = source.new_empty((world_size() * source.shape[0], *source.shape[1:]))
+    dist.all_gather_into_tensor(gathered, source)
+    return gathered.permute(0, 3, 1, 2) if nhwc else gathered
+
+
+def gather_objects(local: T) -> list[T]:
+    """The ranks' small picklable objects, in the order of the ranks, on every rank."""
+    if world_size() == 1:
+        return [local]
+    gathered: list[Any] = [None] * world_size()
+    dist.all_gather_object(gathered, local)
+    return gathered
+
+
+def gather_lists(mine: Sequence[T]) -> list[T]:
+    """The items of all processes, rank after rank, on every rank."""
+    return [item for part in gather_objects(list(mine)) for item in part]
+
+
+def broadcast_object(value: T) -> T:
+    """Rank 0's `value`, on every rank."""
+    if not is_parallel():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+@torch.no_grad()
+def sum_over_ranks(local: Tensor) -> Tensor:
+    """Σ over ranks of small tensors, on every rank; gloo's all-reduce takes twice as long as its gather."""
+    return gather_batch(local[None]).sum(dim=0)
+
+
+def sum_over_ranks_(tensor: Tensor) -> Tensor:
+    """Replace a tensor of any size, on any device, by its sum over all processes, and return it."""
+    if is_parallel():
+        sent = tensor.to(communication_device())
+        dist.all_reduce(sent)
+        if sent is not tensor:
+            tensor.copy_(sent)
+    return tensor
+
+
+@torch.no_grad()
+def average_over_ranks_(tensors: Sequence[Tensor]) -> None:
+    """Replace float tensors by their mean over ranks, all of them in one collective."""
+    if world_size() == 1 or not tensors:
+        return
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    means = torch.split(flat, [tensor.numel() for tensor in tensors])
+    for tensor, mean in zip(tensors, means, strict=True):
+        tensor.copy_(mean.view_as(tensor))
+
+
+class _Sum(torch.autograd.Function):
+    """y = Σ_r x_r on every rank; the loss is Σ_r L_r, so ∂L/∂x_r = Σ_r ∂L_r/∂y."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return sum_over_ranks_(tensor.clone())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return sum_over_ranks_(gradients[0].contiguous().clone())
+
+
+def differentiable_sum(tensor: Tensor) -> Tensor:
+    """The sum over all processes, with the gradient of a loss that is itself summed over processes."""
+    if not is_parallel():
+        return tensor
+    total: Tensor = _Sum.apply(tensor)
+    return total

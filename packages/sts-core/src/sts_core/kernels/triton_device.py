@@ -1,0 +1,198 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return,untyped-decorator"
+# (Triton's decorator and the values inside a kernel have no Python types.)
+"""The device code of the GPU path, in Triton: which weights a program touches, its draws, and the update itself.
+
+Every kernel runs once for all tensors of one teacher. Tables in device memory hold one entry per tensor (addresses,
+sizes, stream tags), and `tiles` holds a pair (tensor, index of the tile in it) per program. The draws are those of
+`sts_core.masks`, which specifies them. Only
+`sts_core.kernels.triton` imports this module, since importing Triton takes a while.
+
+All offsets are int32: `gpu.claim` leaves larger tensors to the reference kernel.
+"""
+
+import triton
+import triton.language as tl
+
+from sts_core import masks
+
+TILE = tl.constexpr(2048)  # weights of a program: 128 threads make one Philox call each for 16 chunks
+UNITS = tl.constexpr(1024)  # units of a program that draws flags
+BLOCK = tl.constexpr(masks.BLOCK)  # weights of a program that draws gaps
+_CALLS_AT_ONCE = tl.constexpr(64)  # Philox calls of a round of gaps: 256 draws, half of what p = .97 needs
+_CALLS_PER_BLOCK = tl.constexpr(masks.CALLS_PER_BLOCK)
+_NUM_GAPS = tl.constexpr(masks.NUM_GAPS)
+_NUM_BISECTIONS = tl.constexpr(masks.NUM_GAPS.bit_length() - 1)
+_LANES = tl.constexpr(masks.LANES)
+_CHUNKS = tl.constexpr(2048 // masks.CHUNK)
+
+# Values that change from update to update must not lead to a new compilation when they are 1 or a multiple of 16.
+_RULE = ["coefficient", "threshold", "both", "one", "none", "step", "seed"]
+
+
+@triton.jit
+def _four_words(position, tag, step, seed):
+    """Philox4x32-10 at [N] positions of a stream: uint32 [N, 4]."""
+    w0, w1, w2, w3 = tl.philox(
+        seed, position.to(tl.uint32), tag.to(tl.uint32), (tag >> 32).to(tl.uint32), step.to(tl.uint32)
+    )
+    # join adds a last dim of two, so the words come out as [N, 2, 2] with word = 2·i + j
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [position.shape[0], 4])
+
+
+@triton.jit
+def _tile_of_program(tiles):
+    """(tensor, index of the tile in the tensor)"""
+    entry = tiles + 2 * tl.program_id(0)
+    return tl.load(entry), tl.load(entry + 1)
+
+
+@triton.jit
+def _addresses(teachers, students, tensor, student_type: tl.constexpr):
+    """The two pointers of a tensor."""
+    teacher = tl.load(teachers + tensor).to(tl.pointer_type(tl.float32))
+    return teacher, tl.load(students + tensor).to(tl.pointer_type(student_type))
+
+
+@triton.jit
+def _pull(teacher, student, updated, coefficient, base: tl.constexpr):
+    """θᵀ ← m·θᵀ + (1 − m)·θˢ where `updated`, as torch.lerp rounds it: base + coefficient·(θˢ − θᵀ) in one fma."""
+    new = tl.load(student, mask=updated).to(tl.float32)
+    if base != "copy":  # m = 0 copies: the formula would not let go of the teacher's NaN and infinities
+        old = tl.load(teacher, mask=updated)
+        difference = new - old
+        factor = tl.full(difference.shape, coefficient, tl.float32)
+        new = tl.fma(factor, difference, old if base == "teacher" else new)
+    tl.store(teacher, new, mask=updated)
+
+
+@triton.jit
+def _pull_tile(teacher, student, begin, size, coefficient, base: tl.constexpr, aligned: tl.constexpr):
+    """All weights of a tile. Accesses are vectors of 16 bytes where addresses allow it and no mask is needed."""
+    offset = begin + tl.arange(0, TILE)
+    if begin + TILE > size:
+        _pull(teacher + offset, student + offset, offset < size, coefficient, base)
+    elif aligned:
+        _pull(tl.multiple_of(teacher + offset, 16), tl.multiple_of(student + offset, 16), None, coefficient, base)
+    else:
+        _pull(teacher + offset, student + offset, None, coefficient, base)
+
+
+@triton.jit(do_not_specialize=_RULE)
+def update_all(
+    teachers, students, sizes, tiles, coefficient,
+    student_type: tl.constexpr, base: tl.constexpr, aligned: tl.constexpr,
+):  # fmt: skip
+    """p = 0: every weight is updated."""
+    tensor, tile = _tile_of_program(tiles)
+    teacher, student = _addresses(teachers, students, tensor, student_type)
+    _pull_tile(teacher, student, tile * TILE, tl.load(sizes + tensor), coefficient, base, aligned)
+
+
+@triton.jit(do_not_specialize=_RULE)
+def draw_units(flags, counts, tiles, first_unit, tags, threshold, step, seed):
+    """flags[first_unit[t] + r] = 1 if unit r of tensor t is updated; word r % 4 of position r // 4 decides."""
+    tensor, tile = _tile_of_program(tiles)
+    position = tile * (UNITS // 4) + tl.arange(0, UNITS // 4)
+    words = tl.reshape(_four_words(position, tl.load(tags + tensor), step, seed), [UNITS])
+    unit = tile * UNITS + tl.arange(0, UNITS)
+    updated = (words.to(tl.int64) >= threshold).to(tl.uint8)
+    tl.store(flags + tl.load(first_unit + tensor) + unit, updated, mask=unit < tl.load(counts + tensor))
+
+
+@triton.jit(do_not_specialize=_RULE)
+def update_units(
+    teachers, students, sizes, tiles, coefficient, flags, first_unit, unit_sizes,
+    student_type: tl.constexpr, base: tl.constexpr, aligned: tl.constexpr,
+):  # fmt: skip
+    """Layers, modules and channels: a unit is a run of `unit_sizes` weights in memory, channels_last or not."""
+    tensor, tile = _tile_of_program(tiles)
+    teacher, student = _addresses(teachers, students, tensor, student_type)
+    size, unit_size, flag = tl.load(sizes + tensor), tl.load(unit_sizes + tensor), flags + tl.load(first_unit + tensor)
+    begin = tile * TILE
+    unit = begin // unit_size
+    if (tl.minimum(begin + TILE, size) - 1) // unit_size == unit:  # one unit fills the tile: often nothing to do
+        if tl.load(flag + unit) != 0:
+            _pull_tile(teacher, student, begin, size, coefficient, base, aligned)
+    else:
+        offset = begin + tl.arange(0, TILE)
+        updated = tl.load(flag + offset // unit_size, mask=offset < size, other=0) != 0
+        _pull(teacher + offset, student + offset, updated, coefficient, base)
+
+
+@triton.jit
+def _memory_offset(index, row, channels):
+    """Where the weight with a row-major index lies: in channels_last tensors dim 1 is innermost within a row."""
+    if channels > 1:
+        inside = index % row
+        spatial = row // channels
+        index = index - inside + (inside % spatial) * channels + inside // spatial
+    return index
+
+
+@triton.jit
+def _updated_neurons(tile, tag, tie_tag, both, one, none, step, seed):
+    """Which weights of a tile are updated, in row-major order: `masks.neuron_masks`."""
+    position = tile * (_CHUNKS * _LANES) + tl.arange(0, _CHUNKS * _LANES)
+    words = _four_words(position, tag, step, seed)
+    halves = tl.join(words & 0xFFFF, words >> 16).to(tl.int64)  # [positions, 4, 2]
+    tied = (halves == (both >> 32)) | (halves == (one >> 32)) | (halves == (none >> 32))
+    # Without a tie the upper 16 bits decide whatever the lower 32 are, so zeros do for almost every program.
+    value = halves << 32
+    if tl.sum(tied.to(tl.int32)) > 0:
+        even, odd = _four_words(2 * position, tie_tag, step, seed), _four_words(2 * position + 1, tie_tag, step, seed)
+        value = value | tl.join(even, odd).to(tl.int64)
+    first = value >= one
+    second = (value >= both) ^ first ^ (value >= none)
+    pairs = tl.join(first.to(tl.int8), second.to(tl.int8))  # [positions, 4 words, 2 halves, 2 weights of a pair]
+    in_order = tl.permute(tl.reshape(pairs, [_CHUNKS, _LANES, 16]), [0, 2, 1])
+    return tl.reshape(in_order, [TILE]) != 0
+
+
+@triton.jit(do_not_specialize=_RULE)
+def update_neurons_dense(
+    teachers, students, sizes, tiles, coefficient, rows, channels, tags, tie_tags, both, one, none, step, seed,
+    student_type: tl.constexpr, base: tl.constexpr,
+):  # fmt: skip
+    """Single weights, p below `masks.SPARSE_FROM`: a draw for each pair of weights."""
+    tensor, tile = _tile_of_program(tiles)
+    teacher, student = _addresses(teachers, students, tensor, student_type)
+    tag, tie_tag = tl.load(tags + tensor), tl.load(tie_tags + tensor)
+    index = tile * TILE + tl.arange(0, TILE)
+    inside = index < tl.load(sizes + tensor)
+    updated = _updated_neurons(tile, tag, tie_tag, both, one, none, step, seed) & inside
+    offset = _memory_offset(index, tl.load(rows + tensor), tl.load(channels + tensor))
+    _pull(teacher + offset, student + offset, updated, coefficient, base)
+
+
+@triton.jit
+def _gap(words, thresholds):
+    """#{j : word < thresholds[j]}, by bisection: the thresholds descend."""
+    gap = tl.where(words < tl.load(thresholds + _NUM_GAPS - 1), _NUM_GAPS, 0)
+    for level in tl.static_range(1, _NUM_BISECTIONS + 1):
+        probe = tl.minimum(gap + (_NUM_GAPS >> level), _NUM_GAPS)
+        gap = tl.where(words < tl.load(thresholds + probe - 1), probe, gap)
+    return gap
+
+
+@triton.jit(do_not_specialize=_RULE)
+def update_neurons_sparse(
+    teachers, students, sizes, tiles, coefficient, rows, channels, tags, thresholds, step, seed,
+    student_type: tl.constexpr, base: tl.constexpr,
+):  # fmt: skip
+    """Single weights, large p: a program finds the updated weights of a block by their gaps, many draws at once."""
+    tensor, block = _tile_of_program(tiles)
+    teacher, student = _addresses(teachers, students, tensor, student_type)
+    row, channel, tag = tl.load(rows + tensor), tl.load(channels + tensor), tl.load(tags + tensor)
+    length = tl.minimum(tl.load(sizes + tensor) - block * BLOCK, BLOCK)
+    position = block * _CALLS_PER_BLOCK + tl.arange(0, _CALLS_AT_ONCE)
+    decided = length * 0  # weights of the block that are behind us
+    while decided < length:
+        words = tl.reshape(_four_words(position, tag, step, seed), [4 * _CALLS_AT_ONCE]).to(tl.int64)
+        gap = _gap(words, thresholds)
+        advance = tl.minimum(gap + 1, _NUM_GAPS)  # the longest gap updates nothing: the next draw goes on from there
+        index = decided + tl.cumsum(advance, 0) - 1
+        updated = (gap < _NUM_GAPS) & (index < length)
+        offset = _memory_offset(block * BLOCK + index, row, channel)
+        _pull(teacher + offset, student + offset, updated, coefficient, base)
+        decided += tl.sum(advance)
+        position += _CALLS_AT_ONCE

@@ -1,0 +1,1 @@
+"""Robustness to corruption: ImageNet-C and its like, released or generated."""

@@ -1,0 +1,1 @@
+"""From a backbone and images to features."""

@@ -1,0 +1,172 @@
+"""Where a backbone comes from: a module, a checkpoint of ours, a file of weights for a timm network, or a timm name.
+
+Weights are matched by name and shape, all of them or not at all. A partial match that is accepted leaves part of the
+network at random values, and the evaluation looks like a bad method: the classic mistake, refused here.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sts_core.errors import ConfigError
+from sts_eval.errors import CheckpointError
+from sts_eval.features.samples import some
+
+MANIFEST = {"format": "sts-backbone", "version": 1}
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network from images to pooled features, and where it came from."""
+
+    module: nn.Module
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint says of itself: backbone, stem, network (teacher or student), method, step."""
+
+
+def load_source(
+    source: nn.Module | str | Path, *, build: Callable[..., nn.Module] | None = None, network: str | None = None
+) -> Backbone:
+    """A backbone from a module, from a checkpoint file (or a run's folder and `network`), or from a timm name.
+
+    `build(name, stem=...)` makes the network that a checkpoint names; without it only timm's networks are known. A
+    timm name gives the pretrained network.
+    """
+    if isinstance(source, nn.Module):
+        return Backbone(source)
+    path = _checkpoint_file(Path(source), network)
+    if path is not None:
+        return _from_checkpoint(path, build or timm_backbone)
+    if Path(source).suffix or len(Path(source).parts) > 1:
+        raise CheckpointError(f"a checkpoint must be a file, but {source} does not exist: check the path")
+    return Backbone(_pretrained(str(source)), {"backbone": str(source), "pretrained": True})
+
+
+def _pretrained(name: str) -> nn.Module:
+    try:
+        return timm_backbone(name, pretrained=True)
+    except ConfigError:
+        raise
+    except Exception as error:  # timm, the hub and its HTTP client each have their own; the remedy is the same
+        raise CheckpointError(
+            f"a timm name stands for pretrained weights, but those of {name!r} could not be had ({_reason(error)}): "
+            "pass a checkpoint, or connect to the network or download them first"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of what an error says, to be put inside one of ours."""
+    return str(error).splitlines()[0].split(". ")[0].rstrip(".") if str(error) else type(error).__name__
+
+
+def _checkpoint_file(path: Path, network: str | None) -> Path | None:
+    if path.is_dir():
+        if network not in ("teacher", "student"):
+            raise ConfigError(
+                f"a run's folder holds a teacher and a student, got network={network!r}: name one of them"
+            )
+        path = path / f"{network}.safetensors"
+        if not path.is_file():
+            raise CheckpointError(f"a finished run has a backbone at {path}, but it does not exist: finish the run")
+    return path if path.is_file() else None
+
+
+def timm_backbone(name: str, *, stem: str = "imagenet", pretrained: bool = False) -> nn.Module:
+    """A timm network without its classifier; `stem="cifar"` is a 3x3 convolution of stride 1 and no max-pool."""
+    import timm
+
+    if not timm.is_model(name):
+        raise ConfigError(f"{name!r} is no network of timm's: pass a timm name, or build= for networks of your own")
+    sizes = {"dynamic_img_size": True} if timm.models.is_model_in_modules(name, ["vision_transformer"]) else {}
+    module: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **sizes)
+    if stem == "cifar":
+        first = getattr(module, "conv1", None)
+        if not isinstance(first, nn.Conv2d) or not hasattr(module, "maxpool"):
+            raise ConfigError(
+                f"the cifar stem replaces the first layers of a ResNet, but {name!r} is none: use imagenet"
+            )
+        module.conv1 = nn.Conv2d(3, first.out_channels, 3, stride=1, padding=1, bias=False)
+        module.maxpool = nn.Identity()
+    return module
+
+
+def _from_checkpoint(path: Path, build: Callable[..., nn.Module]) -> Backbone:
+    manifest = read_manifest(path)
+    tensors = read_tensors(path)
+    if manifest.get("tensors", len(tensors)) != len(tensors):
+        counts = f"{manifest['tensors']} tensors, but it holds {len(tensors)}"
+        raise CheckpointError(f"{path} must hold the {counts}: save it again")
+    if manifest.get("sha256", "") not in ("", hashlib.sha256(path.read_bytes()).hexdigest()):
+        raise CheckpointError(
+            f"{path} must hold the tensors its manifest was made for, but it was changed: save it again"
+        )
+    try:
+        module = build(str(manifest["backbone"]), stem=str(manifest.get("stem", "imagenet")))
+    except ConfigError as error:
+        raise CheckpointError(f"{path} cannot be loaded, since {error}") from None
+    load_strictly(module, tensors, origin=str(path))
+    return Backbone(module, manifest)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The JSON beside a backbone file: same name, suffix .json."""
+    file = path.with_suffix(".json")
+    try:
+        manifest = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"a backbone needs its manifest beside it, but {file} does not exist: copy it too"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise CheckpointError(
+            f"{file} must be the JSON manifest of a backbone, but it is no JSON: save it again"
+        ) from None
+    if not isinstance(manifest, dict) or any(manifest.get(key) != value for key, value in MANIFEST.items()):
+        expected = f"format {MANIFEST['format']!r}, version {MANIFEST['version']}"
+        raise CheckpointError(f"{file} must have {expected}, which it has not: export the backbone with this version")
+    if "backbone" not in manifest:
+        raise CheckpointError(f"{file} must name the backbone, which it does not: save the checkpoint again")
+    return manifest
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a .safetensors file, or of a torch file that holds a flat dict of them; no code is unpickled."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # each reader has its own; the remedy is the same
+        raise CheckpointError(
+            f"{path} must be a readable file of tensors, but it is not ({_reason(error)}): copy it again"
+        ) from None
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise CheckpointError(f"{path} must hold a flat dict of tensors, which it does not: save module.state_dict()")
+    return loaded
+
+
+def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], *, origin: str = "the checkpoint") -> None:
+    """Copy `tensors` into `module`; unless names and shapes agree in full, change nothing and say what differs."""
+    expected = module.state_dict()
+    missing = [name for name in expected if name not in tensors]
+    extra = [name for name in tensors if name not in expected]
+    reshaped = [
+        f"{name} {tuple(tensors[name].shape)} for {tuple(value.shape)}"
+        for name, value in expected.items()
+        if name in tensors and tensors[name].shape != value.shape
+    ]
+    differences = {"missing": missing, "unknown": extra, "of another shape": reshaped}
+    found = [f"{len(names)} {kind} ({some(names)})" for kind, names in differences.items() if names]
+    if found:
+        raise CheckpointError(
+            f"all {len(expected)} tensors of the network must be in {origin} and no others, but {'; '.join(found)}: "
+            "load the weights of this very network"
+        )
+    module.load_state_dict(dict(tensors))

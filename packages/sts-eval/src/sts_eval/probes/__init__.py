@@ -1,0 +1,1 @@
+"""From features to accuracy: nearest neighbours, few labels, linear probes."""

@@ -1,0 +1,1 @@
+"""Linear evaluation: its protocols, its classifiers and how they are trained."""

@@ -1,0 +1,198 @@
+"""Linear evaluation: how well a linear classifier does on the features of a frozen backbone."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sts_core.errors import ConfigError
+from sts_eval.features.extraction import FeatureConfig, Features, FrozenBackbone, extract_features
+from sts_eval.features.samples import check_labels, check_same_classes
+from sts_eval.features.unchanged import untouched
+from sts_eval.probes.accuracy import allowed_ks
+from sts_eval.probes.linear.protocol import LinearProbeConfig
+from sts_eval.probes.linear.sources import AugmentedFeatures, CachedFeatures, TrainingFeatures
+from sts_eval.probes.linear.training import ProbeRun, solve_exactly, train_by_sgd
+
+
+@dataclass(frozen=True)
+class HeadResult:
+    """What one classifier of the grid reached; accuracies in percent, by k."""
+
+    setting: float
+    """Its learning rate, or its regularisation."""
+    last: dict[int, float]
+    best: dict[int, float]
+    best_epoch: int
+    """Epochs trained when top-1 was highest (the first of equals)."""
+    selection: float
+    """Top-1 after the last epoch on the data that the choice among classifiers is made on."""
+    diverged: bool
+    """Whether its weights stopped being finite."""
+
+
+@dataclass(frozen=True)
+class LinearProbeResult:
+    """All classifiers of the grid and the one chosen."""
+
+    heads: tuple[HeadResult, ...]
+    chosen: int
+    selected_on: str
+    """`held-out`, `test` (optimistic with more than one classifier), or `single` where there was nothing to choose."""
+    config: LinearProbeConfig
+    num_train: int
+    num_test: int
+    classifier: nn.Module = field(compare=False, repr=False)
+    """The chosen classifier after the last epoch, from features to logits."""
+
+    def with_backbone(self, backbone: nn.Module) -> nn.Module:
+        """Backbone and classifier as one network from images to logits, for example for ImageNet-C."""
+        return nn.Sequential(backbone, self.classifier)
+
+    @property
+    def last(self) -> dict[int, float]:
+        """Accuracy of the chosen classifier after the last epoch, by k."""
+        return self.heads[self.chosen].last
+
+    @property
+    def best(self) -> dict[int, float]:
+        """Accuracy of the chosen classifier at its best evaluated epoch, by k."""
+        return self.heads[self.chosen].best
+
+    def entries(self, network: str) -> list[dict[str, Any]]:
+        """The rows for results.json."""
+        head = self.heads[self.chosen]
+        kind = "learning_rate" if self.config.solver == "sgd" else "regularisation"
+        details = {
+            kind: head.setting,
+            "selected_on": self.selected_on,
+            "best_epoch": head.best_epoch,
+            "diverged": head.diverged,
+            "num_train": self.num_train,
+            "num_test": self.num_test,
+            "protocol": asdict(self.config),
+        }
+        return [
+            {"evaluation": "linear", "network": network, "metric": f"top{k}", "value": value, "which": which, **details}
+            for which, accuracies in (("last", head.last), ("best", head.best))
+            for k, value in accuracies.items()
+        ]
+
+
+def linear_probe(
+    train: Features | Any,
+    test: Features | Any,
+    config: LinearProbeConfig | None = None,
+    *,
+    backbone: nn.Module | None = None,
+    features: FeatureConfig | None = None,
+    cache: str | Path | None = None,
+    state_file: str | Path | None = None,
+    device: torch.device | str | None = None,
+) -> LinearProbeResult:
+    """Train linear classifiers on frozen features and count their correct answers on the test data.
+
+    `train` and `test` are `Features`, or datasets that `backbone` turns into features (see `extract_features` for
+    `features` and `cache`). With `config.augment`, `train` is a dataset of PIL images or normalised tensors that the
+    backbone sees freshly cropped in every epoch (read once more before, for its labels, where it has no `targets`).
+    With `state_file`, a killed SGD run goes on after its last evaluation.
+    """
+    config = config or LinearProbeConfig()
+    with untouched(backbone if backbone is not None else nn.Identity()):
+        tested = _features(test, backbone, features, cache, device)
+        source: CachedFeatures | AugmentedFeatures
+        if config.augment:
+            frozen = _frozen(train, backbone, features, device)
+            source = AugmentedFeatures(train, _side_of(test), config, frozen)
+        else:
+            source = CachedFeatures(_features(train, backbone, features, cache, device), config)
+        num_classes = _check(source, tested, config)
+        ks = allowed_ks(num_classes)
+        run = _run(source, tested, ks, config, num_classes, state_file, torch.device(device or "cpu"))
+    return _summary(run, source, tested, ks, config)
+
+
+def _run(
+    source: CachedFeatures | AugmentedFeatures,
+    tested: Features,
+    ks: tuple[int, ...],
+    config: LinearProbeConfig,
+    num_classes: int,
+    state_file: str | Path | None,
+    device: torch.device,
+) -> ProbeRun:
+    splits = {"test": tested}
+    if source.held_out is not None:
+        splits["held-out"] = source.held_out
+    if config.solver != "sgd":
+        assert isinstance(source, CachedFeatures), "the config refuses augmentation for exact solvers"
+        return solve_exactly(source, splits, ks, config, num_classes=num_classes)
+    file = Path(state_file) if state_file else None
+    return train_by_sgd(source, splits, ks, config, num_classes=num_classes, device=device, state_file=file)
+
+
+def _side_of(test: Any) -> int:
+    """The side of the test images, which the augmented crops get too."""
+    if isinstance(test, Features):
+        raise ConfigError("augment=True needs the test images to know their size, got features: pass the dataset")
+    return int(test[0][0].shape[-1])
+
+
+def _features(
+    data: Any,
+    backbone: nn.Module | None,
+    features: FeatureConfig | None,
+    cache: str | Path | None,
+    device: torch.device | str | None,
+) -> Features:
+    if isinstance(data, Features):
+        return data
+    if backbone is None:
+        raise ConfigError("a dataset needs a backbone to become features, got none: pass backbone= or Features")
+    return extract_features(backbone, data, features, cache=cache, device=device)
+
+
+def _frozen(
+    train: Any, backbone: nn.Module | None, features: FeatureConfig | None, device: torch.device | str | None
+) -> FrozenBackbone:
+    if backbone is None or isinstance(train, Features):
+        raise ConfigError(
+            "augment=True runs the backbone on fresh crops in every epoch, got features or no backbone: "
+            "pass the dataset and backbone=, or augment=False"
+        )
+    return FrozenBackbone(backbone, features or FeatureConfig(), device)
+
+
+def _check(source: TrainingFeatures, tested: Features, config: LinearProbeConfig) -> int:
+    """Raise where the two splits do not belong together; the number of classes."""
+    check_same_classes(source.classes, tested.classes)
+    if source.num_features != tested.values.shape[1]:
+        sizes = f"{source.num_features} and {tested.values.shape[1]}"
+        raise ConfigError(f"training and test features must have the same width, got {sizes}: use one backbone")
+    names = source.classes or tested.classes
+    highest = int(max(source.labels.max(), tested.labels.max()))
+    num_classes = len(names) if names is not None else highest + 1
+    for split, labels in (("training", source.labels), ("test", tested.labels)):
+        check_labels(labels, num_classes, split=split, names=names, allow_missing=config.allow_missing_classes)
+    return num_classes
+
+
+def _summary(
+    run: ProbeRun, source: TrainingFeatures, tested: Features, ks: tuple[int, ...], config: LinearProbeConfig
+) -> LinearProbeResult:
+    """The heads' accuracies and the choice among them."""
+    selection = "held-out" if source.held_out is not None else "test"
+    measured = torch.stack(run.accuracies["test"])  # [evaluations, G, ks]
+    assert run.heads is not None, "a run ends with its classifiers"
+    heads, diverged = [], run.heads.diverged()
+    for g, setting in enumerate(config.settings):
+        best = int(measured[:, g, 0].argmax())
+        at_last, at_best = (dict(zip(ks, measured[at, g].tolist(), strict=True)) for at in (-1, best))
+        chosen_by = float(run.accuracies[selection][-1][g, 0])
+        heads.append(HeadResult(setting, at_last, at_best, run.epochs[best], chosen_by, diverged[g]))
+    chosen = max(range(len(heads)), key=lambda g: heads[g].selection)
+    selected_on = selection if len(heads) > 1 else "single"
+    sizes = (source.num_rows, len(tested))
+    return LinearProbeResult(tuple(heads), chosen, selected_on, config, *sizes, run.heads.classifier(chosen))

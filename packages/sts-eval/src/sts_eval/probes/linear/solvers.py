@@ -1,0 +1,165 @@
+"""Linear classifiers solved to their optimum: softmax regression by L-BFGS, and ridge regression."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sts_core import distributed
+
+CHUNK = 16384
+"""Rows of features per product: bounds memory whatever the dataset's size."""
+GRAM_COLUMNS = 128
+"""Columns of X'ᵀX' per product."""
+TOLERANCE = 1e-4  # scikit-learn's LogisticRegression
+"""L-BFGS stops when no entry of the gradient of the objective is larger."""
+MAX_ITERATIONS = 300
+"""L-BFGS iterations per regularisation."""
+
+
+@dataclass(frozen=True)
+class Standardisation:
+    """Column means and standard deviations of the training features, over all processes."""
+
+    mean: Tensor
+    deviation: Tensor
+
+
+def share(values: Tensor) -> Tensor:
+    """This process's contiguous part of the rows."""
+    edges = [len(values) * r // distributed.world_size() for r in range(distributed.world_size() + 1)]
+    return values[edges[distributed.rank()] : edges[distributed.rank() + 1]]
+
+
+def column_mean(values: Tensor) -> Tensor:
+    """The mean of all rows, in float64, from each process's share."""
+    total = torch.zeros(values.shape[1], dtype=torch.float64)
+    for rows in torch.split(share(values), CHUNK):
+        total += rows.sum(0, dtype=torch.float64)
+    return distributed.sum_over_ranks_(total) / len(values)
+
+
+def standardise(values: Tensor) -> Standardisation:
+    """Moments of all rows; a second pass for the deviations, since E[x²] − E[x]² cancels."""
+    mean, total = column_mean(values), torch.zeros(values.shape[1], dtype=torch.float64)
+    for rows in torch.split(share(values), CHUNK):
+        total += (rows - mean.float()).square_().sum(0, dtype=torch.float64)
+    deviation = (distributed.sum_over_ranks_(total) / len(values)).sqrt()
+    deviation[deviation < 1e-8] = 1.0  # a constant column carries nothing: leave it
+    return Standardisation(mean, deviation)
+
+
+def softmax_regression(
+    values: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    regularisations: Sequence[float],
+    *,
+    tolerance: float = TOLERANCE,
+) -> list[tuple[Tensor, Tensor]]:
+    """Weights [C, D] and biases [C] in the units of `values`, one pair per λ, in the order given.
+
+    minimise  mean_n CE(W z_n + b, y_n) + λ/2·‖W‖²   with z the standardised features.
+
+    The path starts at the strongest λ and each solution starts the next. Features are never copied: their
+    standardisation is folded into the weights, z·W = x·(W/σ) − (μ/σ)·W.
+    """
+    scaling = standardise(values)
+    problem = _SoftmaxProblem(share(values), share(labels), num_classes, len(values), scaling)
+    parameters = torch.zeros(num_classes, values.shape[1] + 1)
+    solutions: dict[float, tuple[Tensor, Tensor]] = {}
+    for strength in sorted(set(regularisations), reverse=True):
+        parameters = problem.solve(parameters, strength, tolerance)
+        solutions[strength] = problem.unfolded(parameters)
+    return [solutions[strength] for strength in regularisations]
+
+
+class _SoftmaxProblem:
+    """Loss and gradient of softmax regression, chunk by chunk and over all processes."""
+
+    def __init__(self, values: Tensor, labels: Tensor, num_classes: int, count: int, scaling: Standardisation) -> None:
+        self.values, self.labels, self.count, self.num_classes = values, labels, count, num_classes
+        self.shift = (scaling.mean / scaling.deviation).float()
+        self.inverse = scaling.deviation.reciprocal().float()
+
+    def unfolded(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """[C, D + 1] for standardised features as (weights, bias) for raw ones."""
+        weight, bias = parameters[:, :-1], parameters[:, -1]
+        return weight * self.inverse, bias - weight @ self.shift
+
+    def loss_and_gradient(self, parameters: Tensor, strength: float) -> tuple[float, Tensor]:
+        """The objective and its gradient with respect to [C, D + 1]; p − onehot is that of the cross entropy."""
+        weight, bias = self.unfolded(parameters)
+        total, by_weight, by_bias = (
+            torch.zeros(1, dtype=torch.float64),
+            torch.zeros_like(weight),
+            torch.zeros_like(bias),
+        )
+        for rows, labels in zip(torch.split(self.values, CHUNK), torch.split(self.labels, CHUNK), strict=True):
+            logits = torch.addmm(bias, rows, weight.T)
+            logs = logits.log_softmax(1)
+            total -= logs.gather(1, labels[:, None]).sum(dtype=torch.float64)
+            residual = logs.exp_()
+            residual.scatter_add_(1, labels[:, None], residual.new_full((len(labels), 1), -1.0))
+            by_weight.addmm_(residual.T, rows)
+            by_bias += residual.sum(0)
+        for tensor in (total, by_weight, by_bias):
+            distributed.sum_over_ranks_(tensor)
+        free = parameters[:, :-1]
+        gradient = torch.cat([by_weight * self.inverse - by_bias[:, None] * self.shift, by_bias[:, None]], 1)
+        gradient /= self.count
+        gradient[:, :-1] += strength * free
+        return float(total) / self.count + 0.5 * strength * float(free.square().sum()), gradient
+
+    def solve(self, start: Tensor, strength: float, tolerance: float) -> Tensor:
+        """L-BFGS with a strong-Wolfe line search; every process walks the same way, since all see the same sums."""
+        parameters = start.clone().requires_grad_()
+        optimizer = torch.optim.LBFGS(
+            [parameters],
+            max_iter=MAX_ITERATIONS,
+            history_size=10,
+            tolerance_grad=tolerance,
+            tolerance_change=1e-9,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure() -> float:
+            with torch.no_grad():
+                loss, parameters.grad = self.loss_and_gradient(parameters, strength)
+            return loss
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        return parameters.detach()
+
+
+def ridge_regression(
+    values: Tensor, labels: Tensor, num_classes: int, regularisations: Sequence[float]
+) -> list[tuple[Tensor, Tensor]]:
+    """Weights [C, D] and biases [C], one pair per λ, of least squares on targets +1 (own class) and −1 (others).
+
+    minimise  1/N·Σ_n ‖W (x_n − μ) + b − t_n‖² + λ·‖W‖²,   W = T'X'·(X'ᵀX' + N·λ·I)⁻¹
+
+    X'ᵀX' is made once and factored (Cholesky) for each λ. In float64: it squares the condition number.
+    """
+    count, width = values.shape
+    mean = column_mean(values)
+    gram = torch.zeros(width, width, dtype=torch.float64)
+    sums = torch.zeros(num_classes, width, dtype=torch.float64)
+    for rows, part in zip(torch.split(share(values), CHUNK), torch.split(share(labels), CHUNK), strict=True):
+        centred = rows.double() - mean
+        for start in range(0, width, GRAM_COLUMNS):  # the upper triangle only, in blocks: half the work
+            block = slice(start, start + GRAM_COLUMNS)
+            gram[block, start:].addmm_(centred[:, block].T, centred[:, start:])
+        sums.index_add_(0, part, centred)
+    gram = distributed.sum_over_ranks_(gram).triu()
+    gram += gram.triu(1).T
+    # Targets are 2·onehot − 1; against centred features the −1 vanishes.
+    cross = 2.0 * distributed.sum_over_ranks_(sums).T
+    target_mean = 2.0 * torch.bincount(labels, minlength=num_classes).double() / count - 1.0
+    solutions = []
+    for strength in regularisations:
+        damped = gram + count * strength * torch.eye(width, dtype=torch.float64)
+        weight = torch.cholesky_solve(cross, torch.linalg.cholesky(damped)).T
+        solutions.append((weight.float(), (target_mean - weight @ mean).float()))
+    return solutions

@@ -1,0 +1,167 @@
+"""Training the classifiers of a linear probe, and counting what they get right along the way."""
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sts_core import distributed
+from sts_core.errors import StateError
+from sts_eval.features.extraction import Features
+from sts_eval.probes.accuracy import count_correct
+from sts_eval.probes.linear.heads import ParallelHeads
+from sts_eval.probes.linear.protocol import LinearProbeConfig
+from sts_eval.probes.linear.solvers import ridge_regression, softmax_regression
+from sts_eval.probes.linear.sources import CachedFeatures, TrainingFeatures
+from sts_eval.results import write_atomically
+
+EVALUATION_ROWS = 4096
+"""Features per product when correct answers are counted."""
+
+SAMPLE_ROWS = 16
+"""Features of each split, evenly spaced, that a state file keeps to recognise backbone and images by."""
+
+
+@dataclass
+class ProbeRun:
+    """What was measured: after each of `epochs`, percent correct [G, len(ks)] per split."""
+
+    epochs: list[int] = field(default_factory=list)
+    accuracies: dict[str, list[Tensor]] = field(default_factory=dict)
+    heads: ParallelHeads | None = None
+    """The classifiers after the last epoch."""
+
+    def add(self, epoch: int, measured: Mapping[str, Tensor]) -> None:
+        """Append an evaluation."""
+        self.epochs.append(epoch)
+        for split, accuracy in measured.items():
+            self.accuracies.setdefault(split, []).append(accuracy)
+
+
+@torch.no_grad()
+def percent_correct(heads: ParallelHeads, data: Features, ks: Sequence[int]) -> Tensor:
+    """[G, len(ks)], each process counting its share of the rows."""
+    device = heads.rates.device
+    correct = torch.zeros(heads.num_heads, len(ks), dtype=torch.int64)
+    rows = torch.arange(distributed.rank(), len(data), distributed.world_size())
+    for part in torch.split(rows, EVALUATION_ROWS):
+        logits, labels = heads(data.values[part].to(device)), data.labels[part].to(device)
+        correct += torch.stack([count_correct(logits[:, g], labels, ks) for g in range(heads.num_heads)]).cpu()
+    return 100.0 * distributed.sum_over_ranks_(correct).double() / len(data)
+
+
+def train_by_sgd(
+    source: TrainingFeatures,
+    splits: Mapping[str, Features],
+    ks: Sequence[int],
+    config: LinearProbeConfig,
+    *,
+    num_classes: int,
+    device: torch.device,
+    state_file: Path | None = None,
+) -> ProbeRun:
+    """All epochs of SGD on all heads, evaluated on every split as often as the config says and after the last."""
+    heads = ParallelHeads(config, source.num_features, num_classes, device)
+    state = _StateFile(state_file, config, source, splits["test"])
+    run = state.load(heads)
+    steps_per_epoch = -(-source.num_rows // config.batch_size)
+    for epoch in range(run.epochs[-1] if run.epochs else 0, config.epochs):
+        for index, (values, labels, count) in enumerate(source.epoch(epoch)):
+            factor = config.rate_factor(epoch * steps_per_epoch + index, steps_per_epoch)
+            heads.step(values.to(device), labels.to(device), count=count, rate_factor=factor)
+        if (epoch + 1) % config.evaluate_every_epochs == 0 or epoch + 1 == config.epochs:
+            run.add(epoch + 1, {split: percent_correct(heads, data, ks) for split, data in splits.items()})
+            state.save(heads, run)
+    run.heads = heads
+    return run
+
+
+class _StateFile:
+    """Where a killed probe goes on from: one file of rank 0 for one config, the same data and the same backbone."""
+
+    def __init__(
+        self, path: Path | None, config: LinearProbeConfig, source: TrainingFeatures, tested: Features
+    ) -> None:
+        self.path = path if distributed.rank() == 0 else None
+        if self.path is not None:
+            labels = hashlib.sha256(source.labels.numpy().tobytes() + tested.labels.numpy().tobytes()).hexdigest()
+            self.settings = repr((sorted(asdict(config).items()), source.num_rows, len(tested), labels))
+            # Features say which backbone made them; up to rounding, since another device may compute the rest.
+            rows = torch.linspace(0, len(tested) - 1, SAMPLE_ROWS).long()
+            self.sample = torch.cat([tested.values[rows], source.sample(SAMPLE_ROWS)])
+
+    def load(self, heads: ParallelHeads) -> ProbeRun:
+        """What was measured so far, with `heads` as they were then; nothing where there is no file.
+
+        Rank 0 reads and tells the others, who may not see its disk.
+        """
+        state = distributed.broadcast_object(self._found())
+        if isinstance(state, StateError):
+            raise state
+        if state is None:
+            return ProbeRun()
+        heads.load_state_dict(state["heads"])
+        return ProbeRun(state["epochs"], state["accuracies"])
+
+    def _found(self) -> dict[str, Any] | StateError | None:
+        """The state in the file, or why it cannot be used: a value, since all ranks must hear of it."""
+        if self.path is None or not self.path.is_file():
+            return None
+        try:
+            state = self._read(self.path)
+        except StateError as error:
+            return error
+        if state["settings"] == self.settings and self._is_ours(state["sample"]):
+            return state
+        return StateError(
+            f"a probe resumes with the settings, data and backbone it began with, but {self.path} has others: delete it"
+        )
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Any]:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            return {name: state[name] for name in ("settings", "sample", "heads", "epochs", "accuracies")}
+        except Exception as error:  # a damaged file fails in many ways; the remedy is the same
+            raise StateError(
+                f"a probe goes on from the state that it wrote, but {path} is damaged or of another kind "
+                f"({type(error).__name__}): delete it"
+            ) from None
+
+    def _is_ours(self, sample: Tensor) -> bool:
+        same_shape = sample.shape == self.sample.shape
+        return same_shape and torch.allclose(sample, self.sample, rtol=0.0, atol=1e-3 * float(self.sample.abs().max()))
+
+    def save(self, heads: ParallelHeads, run: ProbeRun) -> None:
+        """Write all that training needs to go on, on rank 0."""
+        if self.path is None:
+            return
+        measured = {"epochs": run.epochs, "accuracies": run.accuracies}
+        buffer = io.BytesIO()
+        torch.save({"settings": self.settings, "sample": self.sample, "heads": heads.state_dict(), **measured}, buffer)
+        write_atomically(self.path, buffer.getvalue())
+
+
+def solve_exactly(
+    source: CachedFeatures,
+    splits: Mapping[str, Features],
+    ks: Sequence[int],
+    config: LinearProbeConfig,
+    *,
+    num_classes: int,
+) -> ProbeRun:
+    """One classifier per regularisation, each at its optimum, evaluated on every split."""
+    solve = softmax_regression if config.solver == "lbfgs" else ridge_regression
+    solutions = solve(*source.tensors(), num_classes, config.regularisations)
+    heads = ParallelHeads(config, source.num_features, num_classes, torch.device("cpu"))
+    with torch.no_grad():
+        heads.parameters["weight"].copy_(torch.cat([weight for weight, _ in solutions]))
+        heads.parameters["bias"].copy_(torch.cat([bias for _, bias in solutions]))
+    run = ProbeRun(heads=heads)
+    run.add(1, {split: percent_correct(heads, data, ks) for split, data in splits.items()})
+    return run

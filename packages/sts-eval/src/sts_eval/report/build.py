@@ -1,0 +1,75 @@
+"""Reports on runs: one Markdown file and one HTML page that needs nothing but itself.
+
+    write_report(["runs/byol-digits-tma", "runs/byol-digits-sts"], "report")
+
+Each section appears where there is data for it. Nothing is written unless the whole report could be made.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sts_core.errors import ConfigError
+from sts_eval.report.blocks import Fact, Report, Section
+from sts_eval.report.headline import headline
+from sts_eval.report.html import to_html
+from sts_eval.report.markdown import to_markdown
+from sts_eval.report.runs import Run, read_runs, smoothing_label
+from sts_eval.report.sections.corruptions import corruption_section
+from sts_eval.report.sections.figures import curves_section, drift_section, plane_section
+from sts_eval.report.sections.paper import paper_section
+from sts_eval.report.sections.tables import (
+    config_section,
+    control_section,
+    granularity_section,
+    overview_section,
+    results_section,
+)
+from sts_eval.results import write_atomically
+
+
+def build_report(runs: Sequence[Run], *, against_paper: bool = True) -> Report:
+    """The report as values, not yet Markdown or HTML."""
+    sections: list[Section | None] = [
+        overview_section(runs),
+        paper_section(runs) if against_paper else None,
+        plane_section(runs),
+        control_section(runs),
+        granularity_section(runs, against_paper=against_paper),
+        results_section(runs),
+        drift_section(runs),
+        corruption_section(runs, against_paper=against_paper),
+        curves_section(runs),
+        config_section(runs),
+    ]
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    return Report(title, _facts(runs), [section for section in sections if section is not None])
+
+
+def _facts(runs: Sequence[Run]) -> list[Fact]:
+    measure = headline(runs)
+    facts = [Fact("runs", str(len(runs)))]
+    if measure is not None:
+        scored = [(value, run) for run in runs if (value := measure.of(run)) is not None]
+        value, best = max(scored, key=lambda pair: pair[0])
+        facts.append(Fact("best", f"{value:.2f} %", f"{best.name}: {measure.title}"))
+        facts.append(Fact("its smoothing", smoothing_label(best.smoothing)))
+    steps = [int(line["step"]) for run in runs for line in run.metrics[-1:] if "step" in line]
+    if steps:
+        facts.append(Fact("steps trained", f"{sum(steps):,}"))
+    return facts
+
+
+def write_report(runs: Iterable[str | Path], path: str | Path, *, against_paper: bool = True) -> tuple[Path, Path]:
+    """Write report.md and report.html about `runs` into the folder `path`; returns the two files.
+
+    `runs` are run folders, or folders that hold run folders (a sweep), with config.yaml or config.json,
+    metrics.jsonl and results.json, whichever of them there are.
+    """
+    folder = Path(path)
+    if (nearest := next(place for place in (folder, *folder.absolute().parents) if place.exists())).is_file():
+        raise ConfigError(f"a report is written into a folder, {nearest} is a file: name another place")
+    report = build_report(read_runs(runs), against_paper=against_paper)
+    markdown, page = to_markdown(report), to_html(report)
+    write_atomically(folder / "report.md", markdown)
+    write_atomically(folder / "report.html", page)
+    return folder / "report.md", folder / "report.html"

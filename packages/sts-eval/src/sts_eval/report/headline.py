@@ -1,0 +1,89 @@
+"""Which number stands for a run, and what each kind of number is called."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sts_eval.report.runs import Run
+from sts_eval.results import text_of
+
+HEADLINES = (("linear", "top1"), ("few-labels", "top1"), ("knn", "top1"))
+EVALUATION_TITLES = {
+    "linear": "Linear evaluation",
+    "knn": "Nearest neighbours",
+    "few-labels": "Classification with few labels",
+    "voc": "VOC detection transfer",
+}
+METRIC_TITLES = {"top1": "top-1", "top5": "top-5", "top1-median": "top-1, median of last checkpoints"}
+SOLVERS = {"lbfgs": "L-BFGS", "ridge": "ridge"}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The teacher's last value of one metric, under one protocol (linear) or with one vote (k-NN)."""
+
+    evaluation: str
+    metric: str
+    variant: str
+    """What `variant_of` says of its entries."""
+    label: str
+    """The same in few words."""
+
+    @property
+    def title(self) -> str:
+        """For captions: `linear evaluation (L-BFGS), teacher, top-1, last`."""
+        how = f" ({self.label})" if self.label else ""
+        return f"{EVALUATION_TITLES[self.evaluation].lower()}{how}, teacher, {METRIC_TITLES[self.metric]}, last"
+
+    def of(self, run: Run) -> float | None:
+        """The run's value, None where it was not measured."""
+        wanted = (self.evaluation, self.metric, self.variant)
+        for entry in run.entries:
+            if _is_headline(entry) and (entry["evaluation"], entry["metric"], variant_of(entry)) == wanted:
+                return float(entry["value"])
+        return None
+
+
+def headline(runs: Sequence[Run]) -> Measure | None:
+    """The measure that stands for a run: of linear, few labels and k-NN the first that any run has.
+
+    Numbers of two protocols are never mixed: the one that most runs have counts.
+    """
+    for evaluation, metric in HEADLINES:
+        found = [
+            (variant_of(entry), label_of(entry))
+            for run in runs
+            for entry in run.entries
+            if _is_headline(entry) and (entry["evaluation"], entry["metric"]) == (evaluation, metric)
+        ]
+        if found:
+            return Measure(evaluation, metric, *Counter(found).most_common(1)[0][0])
+    return None
+
+
+def _is_headline(entry: Mapping[str, Any]) -> bool:
+    return (entry["network"], entry["which"]) == ("teacher", "last")
+
+
+def variant_of(entry: Mapping[str, Any]) -> str:
+    """What tells two entries of one metric apart: the probe's protocol, k and T of a vote, the backend, other data."""
+    return text_of(entry, "protocol", "data") if "protocol" in entry else label_of(entry)
+
+
+def label_of(entry: Mapping[str, Any]) -> str:
+    """The variant in few words; two protocols may share them."""
+    details = [protocol_label(entry["protocol"])] if "protocol" in entry else []
+    details += [f"{short} {entry[key]:g}" for key, short in (("k", "k"), ("temperature", "T")) if key in entry]
+    details += [str(entry["backend"])] if "backend" in entry else []
+    return ", ".join([*details, *(f"{name} {value}" for name, value in entry.get("data", {}).items())])
+
+
+def protocol_label(protocol: Mapping[str, Any]) -> str:
+    """`L-BFGS`, or `SGD lr 0.2, 80 epochs, batch norm, augmented`."""
+    solver = str(protocol.get("solver"))
+    if solver != "sgd":
+        return SOLVERS.get(solver, solver)
+    rates = ", ".join(f"{rate:g}" for rate in protocol.get("learning_rates", ()))
+    switches = [name for key, name in (("batch_norm", "batch norm"), ("augment", "augmented")) if protocol.get(key)]
+    return ", ".join([f"SGD lr {rates}", f"{protocol.get('epochs')} epochs", *switches])

@@ -1,0 +1,193 @@
+"""ImageNet-C in a report: curves over the severities, and what one run gains over another, corruption by corruption."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from sts_eval.corruptions.benchmark import ALL_CORRUPTIONS, EXTRA_CORRUPTIONS, GROUPS
+from sts_eval.corruptions.differences import CorruptionDifference, compare_corruptions
+from sts_eval.corruptions.results import NUM_MAIN_CELLS, CorruptionResult
+from sts_eval.paper.numbers import published
+from sts_eval.report.blocks import (
+    Block,
+    CellValue,
+    Code,
+    Delta,
+    Figure,
+    Paragraph,
+    Section,
+    Table,
+    numeric_table,
+    percent,
+)
+from sts_eval.report.charts.svg import Bar, Series, bar_chart, dot_plot, line_chart
+from sts_eval.report.runs import Run, smoothing_kind
+from sts_eval.report.sections.figures import colours_of, legend_of
+from sts_eval.results import text_of
+
+ALL_GROUPS = GROUPS | {"extra": EXTRA_CORRUPTIONS}
+NETWORKS = ("teacher", "student")
+MAX_PAIRS = 4
+"""Comparisons that are drawn; more runs than these are in the tables only."""
+
+
+def corruption_section(runs: Sequence[Run], *, against_paper: bool) -> Section | None:
+    """Everything about ImageNet-C, for the runs whose teacher was evaluated on it, or if none was, their students."""
+    measured = {network: {run.name: e for run in runs if (e := _entry(run, network))} for network in NETWORKS}
+    network = next((name for name in NETWORKS if measured[name]), None)
+    if network is None:
+        return None
+    kept = [run for run in runs if run.name in measured[network]]
+    found = {run.name: _result(run, measured[network][run.name]) for run in kept}
+    blocks: list[Block] = [_summary(kept, found), _overview(kept, found, network)]
+    if network == "teacher" and (left := [name for name in measured["student"] if name not in found]):
+        blocks.append(Paragraph(f"Left out, since only their students were evaluated: {', '.join(left)}."))
+    if against_paper:
+        gain, low, high = (
+            published("text", "ImageNet-C", f"{what}, about").printed
+            for what in ("mean gain over TMA", "smallest gain", "largest gain")
+        )
+        blocks.append(
+            Paragraph(
+                f"The paper, for BYOL on ImageNet: STS is about {gain} points better than TMA in the mean of the 75 "
+                f"cells, and about {low} to {high} in a single one."
+            )
+        )
+    seen = {run.name: _seen(found[run.name], measured[network][run.name]) for run in kept}
+    return Section("corruptions", "ImageNet-C", [*blocks, *_differences(kept, found, seen)])
+
+
+def _entry(run: Run, network: str) -> Mapping[str, Any] | None:
+    """The newest result of a network of the run."""
+    found = (entry for entry in run.entries if (entry["evaluation"], entry["network"]) == ("imagenet-c", network))
+    return next((entry for entry in found if "cells" in entry), None)
+
+
+def _result(run: Run, entry: Mapping[str, Any]) -> CorruptionResult:
+    result = CorruptionResult.from_json({**entry, "model": run.name})
+    file = run.folder / str(entry["outcomes"]) if entry.get("outcomes") else None
+    return result.with_outcomes(file) if file is not None and file.is_file() else result
+
+
+def _overview(runs: Sequence[Run], found: Mapping[str, CorruptionResult], network: str) -> Figure:
+    """Accuracy by severity (if there are several) and by corruption, all runs in one drawing each."""
+    colours = colours_of(runs)
+    drawings = [("By corruption", _dots(runs, found, colours))]
+    if max(len(result.severities) for result in found.values()) > 1:
+        drawings.insert(0, ("By severity", _curve(runs, found, colours)))
+    cells = {result.num_main_cells for result in found.values()}
+    count = f"{cells.pop()} cells" if len(cells) == 1 else "the main cells of each run"
+    note = f"The last group are the four extra corruptions, which are part of no mean; means are over {count}."
+    caption = f"Top-1 on corrupted images, {network}"
+    return Figure(caption, drawings, legend_of(runs, colours), _table(runs, found), note)
+
+
+def _curve(runs: Sequence[Run], found: Mapping[str, CorruptionResult], colours: Mapping[str, int]) -> str:
+    lines = [
+        Series(run.name, tuple((float(s), v) for s, v in found[run.name].severity_curve.items()), colours[run.name])
+        for run in runs
+    ]
+    return line_chart(
+        lines,
+        label="top-1 by severity",
+        x_label="severity, mean over the main corruptions",
+        y_label="top-1, %",
+        markers=True,
+        x_ticks=sorted({x for line in lines for x, _ in line.points}),
+        height=330,
+    )
+
+
+def _dots(runs: Sequence[Run], found: Mapping[str, CorruptionResult], colours: Mapping[str, int]) -> str:
+    known = {name for result in found.values() for name in result.corruptions}
+    rows = [(name, group) for group, names in ALL_GROUPS.items() for name in names if name in known]
+    series = []
+    for run in runs:
+        result = found[run.name]
+        points = [(i, result.corruption_accuracy(n)) for i, (n, _) in enumerate(rows) if n in result.corruptions]
+        series.append(Series(run.name, tuple((float(i), value) for i, value in points), colours[run.name]))
+    plain = [(name.replace("_", " "), group) for name, group in rows]
+    return dot_plot(plain, series, label="top-1 by corruption", x_label="top-1, %")
+
+
+def _summary(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Table:
+    """The paper's mean, the mCE, and the means of the groups."""
+    groups = [group for group in GROUPS if any(group in result.group_accuracies for result in found.values())]
+    extra = any(result.extra_accuracies for result in found.values())
+    rows: list[list[CellValue]] = []
+    for run in runs:
+        result = found[run.name]
+        error, extras = result.mean_corruption_error, list(result.extra_accuracies.values())
+        row: list[CellValue] = [
+            Code(run.name),
+            percent(result.mean_accuracy),
+            f"{result.num_main_cells} of {NUM_MAIN_CELLS}",
+            None if error is None else f"{error:.1f}",
+        ]
+        row += [percent(result.group_accuracies.get(group)) for group in groups]
+        rows.append([*row, *([percent(fmean(extras)) if extras else None] if extra else []), f"{result.num_images:,}"])
+    header = ["run", "mean", "cells", "mCE", *groups, *(["extra"] if extra else []), "images"]
+    note = "Mean: top-1 over the cells of the main corruptions, in the paper all 75. "
+    note += "mCE: by AlexNet's errors, for all of ImageNet-C only."
+    return numeric_table(header, rows, note=note)
+
+
+def _table(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Table:
+    """Accuracy by corruption and by severity, a column per run."""
+    rows: list[list[CellValue]] = []
+    for name in ALL_CORRUPTIONS:
+        values = [found[r.name].corruption_accuracy(name) if name in found[r.name].corruptions else None for r in runs]
+        if any(value is not None for value in values):
+            extra = " (extra)" if name in EXTRA_CORRUPTIONS else ""
+            rows.append([name.replace("_", " ") + extra, *(percent(value) for value in values)])
+    for severity in sorted({severity for result in found.values() for severity in result.severity_curve}):
+        values = [found[run.name].severity_curve.get(severity) for run in runs]
+        rows.append([f"severity {severity}", *(percent(value) for value in values)])
+    return numeric_table(["", *(run.name for run in runs)], rows)
+
+
+def _differences(
+    runs: Sequence[Run], found: Mapping[str, CorruptionResult], seen: Mapping[str, tuple[object, ...]]
+) -> list[Block]:
+    """Each run minus the moving average (or minus the first run where there is none)."""
+    averages = [run for run in runs if run.smoothing is not None and smoothing_kind(run.smoothing) == "TMA"]
+    base = (averages or list(runs))[0]
+    others = [run for run in runs if run is not base]
+    alike = [run for run in others if seen[run.name] == seen[base.name]]
+    blocks: list[Block] = [
+        _difference_figure(compare_corruptions(found[run.name], found[base.name])) for run in alike[:MAX_PAIRS]
+    ]
+    if unlike := [run.name for run in others if run not in alike]:
+        names = ", ".join(unlike)
+        reason = "which saw other images or other cells, or has another probe"
+        blocks.append(Paragraph(f"Not compared with {base.name}, {reason}: {names}."))
+    return blocks
+
+
+def _seen(result: CorruptionResult, entry: Mapping[str, Any]) -> tuple[object, ...]:
+    """What two results must share to be compared: images, cells, and how the probe was trained and fed."""
+    return *result.shown, frozenset(result.accuracies), text_of(entry, "protocol", "data")
+
+
+def _difference_figure(difference: CorruptionDifference) -> Figure:
+    bars = [
+        Bar(name.replace("_", " "), value.value, value.low, value.high, group)
+        for group, members in ALL_GROUPS.items()
+        for name in members
+        if (value := difference.corruptions.get(name)) is not None
+    ]
+    levels = [Bar(f"severity {s}", v.value, v.low, v.high) for s, v in difference.severities.items()]
+    mean = difference.mean
+    levels.append(Bar("mean", mean.value, mean.low, mean.high, "mean"))
+    label = "difference of top-1, percentage points"
+    drawings = [
+        ("By corruption", bar_chart(bars, label=f"{label} by corruption", x_label=label)),
+        ("By severity", bar_chart(levels, label=f"{label} by severity", x_label=label)),
+    ]
+    rows: list[list[CellValue]] = [[bar.name, Delta(bar.value, 2, bar.low, bar.high)] for bar in (*bars, *levels)]
+    caption = f"{difference.first} minus {difference.second}"
+    if mean.low is None:
+        note = "No intervals: the outcomes of single images were not kept."
+    else:
+        note = f"Whiskers: {difference.confidence:.0%} intervals by a paired bootstrap over images."
+    return Figure(caption, drawings, table=numeric_table(["", "difference"], rows), note=note)

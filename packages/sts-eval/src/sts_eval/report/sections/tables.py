@@ -1,0 +1,183 @@
+"""The sections of a report that are tables: runs, results, costs, config differences."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from sts_eval.intervals import estimate
+from sts_eval.paper.numbers import published_rows
+from sts_eval.report.blocks import (
+    EFFECTIVE_MOMENTUM,
+    TIMES,
+    Block,
+    CellValue,
+    Code,
+    Delta,
+    Paragraph,
+    Section,
+    Table,
+    numeric_table,
+    percent,
+    sentence,
+)
+from sts_eval.report.headline import EVALUATION_TITLES, METRIC_TITLES, headline, label_of, variant_of
+from sts_eval.report.runs import GRANULARITY_SHORT, Run, smoothing_kind, smoothing_label
+from sts_eval.runs.config import flattened
+
+MANY_RUNS = 6
+"""Beyond this many, config differences are set with one row, not one column, per run."""
+
+
+def overview_section(runs: Sequence[Run]) -> Section:
+    """Which runs the report is about."""
+    measure = headline(runs)
+    header = ["run", "smoothing", "m_eff", "method", "length", "seed"]
+    rows: list[list[CellValue]] = []
+    for run in runs:
+        smoothing, training = run.smoothing, run.section
+        length = [f"{training[key]} {key}" for key in ("epochs", "steps") if training.get(key) is not None]
+        method = training.get("method")
+        name = method.get("name") if isinstance(method, Mapping) else None
+        seed = training.get("seed", run.results.seed if run.results else None)
+        effective = None if smoothing is None else f"{smoothing.effective_momentum:.6g}"
+        facts = [smoothing_label(smoothing), effective, name, ", ".join(length) or None]
+        rows.append([Code(run.name), *facts, None if seed is None else str(seed)])
+    note = ""
+    if measure is not None:
+        header.append(METRIC_TITLES[measure.metric])
+        rows = [[*row, percent(measure.of(run))] for row, run in zip(rows, runs, strict=True)]
+        note = f"{METRIC_TITLES[measure.metric]}: {measure.title}, in percent. "
+    note += f"{EFFECTIVE_MOMENTUM}, the moving average with the same expected pull."
+    numeric = frozenset({2, 5, 6} & set(range(len(header))))
+    return Section("runs", "Runs", [Table(header, rows, note=note, numeric=numeric)])
+
+
+def results_section(runs: Sequence[Run]) -> Section | None:
+    """Every number of results.json that has no section of its own, student and teacher, last and best."""
+    blocks: list[Block] = []
+    for evaluation, title in EVALUATION_TITLES.items():
+        found = [(run, entry) for run in runs for entry in run.entries if entry["evaluation"] == evaluation]
+        if found:
+            blocks.append(_results_table(title, found))
+    return Section("results", "Results", blocks) if blocks else None
+
+
+def _column(entry: Mapping[str, Any]) -> str:
+    metric = METRIC_TITLES.get(str(entry["metric"]), str(entry["metric"]))
+    which = "" if entry["evaluation"] == "knn" else str(entry["which"])
+    label = "" if {"protocol", "backend"} & set(entry) else label_of(entry)  # else in the row
+    return ", ".join(part for part in (metric, which, label) if part)
+
+
+def _results_table(title: str, found: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
+    """A row per run and protocol of its probe (or backend of its detector), columns grouped by network."""
+    networks = [name for name in ("teacher", "student") if any(entry["network"] == name for _, entry in found)]
+    columns = list(dict.fromkeys(_column(entry) for _, entry in found))
+    variant = next((name for name in ("protocol", "backend") if any(name in entry for _, entry in found)), None)
+    cells: dict[tuple[str, str, str], dict[tuple[str, str], float]] = {}
+    for run, entry in found:
+        row = (run.name, variant_of(entry), label_of(entry)) if variant else (run.name, "", "")
+        cells.setdefault(row, {}).setdefault((str(entry["network"]), _column(entry)), float(entry["value"]))
+    keys = [(network, column) for network in networks for column in columns]
+    rows = [
+        [Code(name), *([label] if variant else []), *(percent(values.get(key)) for key in keys)]
+        for (name, _, label), values in cells.items()
+    ]
+    names = ["run", *([variant] if variant else [])]
+    header = [*names, *(column for _, column in keys)]
+    groups = [("", len(names)), *((network, len(columns)) for network in networks)]
+    return Table(header, rows, title, "In percent.", frozenset(range(len(names), len(header))), groups)
+
+
+def control_section(runs: Sequence[Run]) -> Section | None:
+    """Each STS or SE beside the moving average with the same expected pull: is it the spatial part that helps?"""
+    measure = headline(runs)
+    groups: dict[tuple[Any, ...], list[tuple[Run, float]]] = {}
+    for run in runs:
+        value, smoothing = measure.of(run) if measure else None, run.smoothing
+        if value is not None and smoothing is not None:
+            groups.setdefault((run.recipe, *_smoothing_key(run)), []).append((run, value))
+    rows: list[list[CellValue]] = []
+    for (twin, p, m, _), members in groups.items():
+        effective = round(1 - (1 - p) * (1 - m), 9)
+        control = groups.get((twin, 0.0, effective, ""))
+        if p == 0 or control is None:
+            continue
+        ours, theirs = (estimate([value for _, value in side]) for side in (members, control))
+        label = smoothing_label(members[0][0].smoothing)
+        rows.append([label, f"m {effective:g}", str(ours), str(theirs), Delta(ours.mean - theirs.mean)])
+    if not rows or measure is None:
+        return None
+    header = ["smoothing", "control: TMA", "ours", "control", "difference"]
+    note = f"{sentence(measure.title)}, in percent. The paper has no such control."
+    title = "Against the matched moving average"
+    return Section("control", title, [numeric_table(header, rows, note=note)], "Control")
+
+
+def _smoothing_key(run: Run) -> tuple[float, float, str]:
+    smoothing = run.smoothing
+    assert smoothing is not None
+    p, m = round(smoothing.preserve_probability, 9), round(smoothing.momentum, 9)
+    return p, m, smoothing.granularity if p > 0 else ""
+
+
+def granularity_section(runs: Sequence[Run], *, against_paper: bool) -> Section | None:
+    """What finer units cost and bring: time relative to the moving average, and accuracy."""
+    spatial = [run for run in runs if run.smoothing is not None and run.smoothing.preserve_probability > 0]
+    if len({run.smoothing.granularity for run in spatial if run.smoothing}) < 2:
+        return None
+    averages = [run for run in runs if run.smoothing is not None and smoothing_kind(run.smoothing) == "TMA"]
+    measure, base = headline(runs), next((s for run in averages if (s := _speed(run)) is not None), None)
+    paper = published_rows("granularity") if against_paper else {}
+    header = ["smoothing", "run", "images/s", "time", *(["time, paper"] if paper else [])]
+    header += ["top-1", *(["top-1, paper"] if paper else [])] if measure else []
+    rows: list[list[CellValue]] = []
+    for run in (*averages[:1], *spatial):
+        assert run.smoothing is not None
+        kind, speed = smoothing_kind(run.smoothing), _speed(run)
+        units = f" {GRANULARITY_SHORT[run.smoothing.granularity]}" if kind != "TMA" else ""
+        printed = {column: number.printed for column, number in paper.get(f"{kind}{units}", {}).items()}
+        time = None if base is None or speed is None else f"{base / speed:.2f}{TIMES}"
+        row: list[CellValue] = [smoothing_label(run.smoothing), Code(run.name)]
+        row += [None if speed is None else f"{speed:.0f}", time]
+        row += [f"{printed['time']}{TIMES}" if "time" in printed else None] if paper else []
+        if measure:
+            row += [percent(measure.of(run)), *([printed.get("top-1")] if paper else [])]
+        rows.append(row)
+    note = "Time per image relative to the moving average, by the median of images per second of all log lines."
+    note += " The paper's are BYOL on ImageNet." if paper else ""
+    numeric = frozenset(range(2, len(header)))
+    return Section(
+        "granularity", "Cost of granularity", [Table(header, rows, note=note, numeric=numeric)], "Granularity"
+    )
+
+
+def _speed(run: Run) -> float | None:
+    speeds = [value for _, value in run.series("images_per_second") if value > 0]
+    return median(speeds) if speeds else None
+
+
+def config_section(runs: Sequence[Run]) -> Section | None:
+    """Settings in which the runs differ, by their dotted names."""
+    configured = [run for run in runs if run.config]
+    configs = [flattened(run.config) for run in configured]
+    names = list(dict.fromkeys(name for config in configs for name in config if name != "name"))
+    different = [name for name in names if len({config.get(name) for config in configs}) > 1]
+    if len(configured) < 2 or not different:
+        return None
+    if len(configured) > MANY_RUNS:
+        rows = [
+            [Code(run.name), *(_setting(config, name) for name in different)]
+            for run, config in zip(configured, configs, strict=True)
+        ]
+        table = Table(["run", *different], rows)
+    else:
+        rows = [[Code(name), *(_setting(config, name) for config in configs)] for name in different]
+        table = Table(["setting", *(run.name for run in configured)], rows)
+    same = len(names) - len(different)
+    text = Paragraph(f"{len(different)} of {len(names)} settings differ; the other {same} are the same in all runs.")
+    return Section("config", "Config differences", [text, table], "Config")
+
+
+def _setting(config: Mapping[str, str], name: str) -> CellValue:
+    return Code(config[name]) if name in config else None

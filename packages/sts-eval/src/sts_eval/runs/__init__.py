@@ -1,0 +1,1 @@
+"""Files that a run leaves, as evaluation reads them."""

@@ -1,0 +1,35 @@
+"""What a method is given at a step."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from sts_core import ConfigError
+
+Network = Literal["teacher", "student"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One rank's share of a (micro-)batch, on the device and normalised."""
+
+    views: tuple[Tensor, ...]
+    """Views of the unlabelled images: (one, two) for BYOL and MoCo, (weak, strong) for FixMatch,
+    (student's, teacher's) for Mean Teacher, (global, global, local, ...) for DINO."""
+    indices: Tensor
+    """Index of each unlabelled image in its dataset."""
+    step: int
+    """The optimizer step this batch belongs to: the key of every draw a method makes."""
+    labelled: Tensor | None = None
+    """Weakly augmented labelled images (FixMatch, Mean Teacher)."""
+    labels: Tensor | None = None
+    """Their classes."""
+
+    def labelled_part(self) -> tuple[Tensor, Tensor]:
+        """The labelled images and their classes, for methods that cannot do without."""
+        if self.labelled is None or self.labels is None:
+            raise ConfigError(
+                "this method learns from labels too, got a batch without: use a semi-supervised data recipe"
+            )
+        return self.labelled, self.labels

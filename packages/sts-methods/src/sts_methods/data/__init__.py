@@ -1,0 +1,1 @@
+"""From the name of a dataset to the batches of a step."""

@@ -1,0 +1,43 @@
+"""Labelled images without augmentation, for probes and nearest neighbours."""
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sts_core.errors import ConfigError
+from sts_methods.data.image_files import read_image
+from sts_methods.data.sources import ImageArrays, ImageFiles, Source, Statistics
+from sts_methods.views.per_image import resize_centre
+
+MARGIN = 256 / 224  # Resize(256), CenterCrop(224): MoCo, main_lincls.py
+
+
+class EvaluationDataset(Dataset[tuple[Tensor, int]]):
+    """Items are (normalised float image [3, size, size], class).
+
+    Images in memory are resized as a whole; files as usual for ImageNet: shorter side to 256/224 of the size, centre.
+    """
+
+    def __init__(self, source: Source, *, image_size: int, statistics: Statistics) -> None:
+        if source.labels is None or source.classes is None:
+            raise ConfigError("evaluation needs labelled images, this dataset has none: use a dataset with labels")
+        self.classes = source.classes
+        self.num_classes = len(source.classes)
+        self.targets = source.labels
+        self._source = source.resized(image_size) if isinstance(source, ImageArrays) else source
+        if isinstance(source, ImageFiles):
+            self.paths = source.paths
+        self._image_size = image_size
+        self._mean, self._std = (torch.tensor(s)[:, None, None] * 255 for s in statistics)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return (self._pixels(index) - self._mean) / self._std, int(self.targets[index])
+
+    def _pixels(self, index: int) -> Tensor:
+        if isinstance(self._source, ImageArrays):
+            return self._source.images[index].float()
+        image = resize_centre(read_image(self._source.paths[index]), size=self._image_size, margin=MARGIN)
+        return torch.from_numpy(image).permute(2, 0, 1).float()

@@ -1,0 +1,41 @@
+"""Image files as arrays: JPEG by libjpeg-turbo (simplejpeg), everything else by Pillow."""
+
+import io
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from sts_core.errors import StsError
+from sts_methods.draws import ByteImage
+
+JPEG_MAGIC = b"\xff\xd8"
+
+
+class ImageReadError(StsError, OSError):
+    """An image is missing or cannot be decoded."""
+
+
+def read_image(path: str) -> ByteImage:
+    """The pixels of an image file, or an ImageReadError that names it."""
+    try:
+        with open(path, "rb") as file:
+            return decode(file.read())
+    # Pillow reports broken files with any of these.
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ImageReadError(
+            f'every image must be readable, {path} is not ({reason}): repair it, or train with on_error="skip"'
+        ) from error
+
+
+def decode(data: bytes) -> ByteImage:
+    """The pixels of an encoded image; for JPEG the same as Pillow's to the bit, at about twice the speed."""
+    if data.startswith(JPEG_MAGIC):
+        try:
+            pixels: ByteImage = simplejpeg.decode_jpeg(data)
+            return pixels
+        except ValueError:
+            pass  # CMYK and other rare kinds are Pillow's; what is broken fails there too
+    with Image.open(io.BytesIO(data)) as image:
+        return np.array(image.convert("RGB"))

@@ -1,0 +1,1 @@
+"""A method is one page: student, teacher and loss."""

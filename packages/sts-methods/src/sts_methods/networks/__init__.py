@@ -1,0 +1,1 @@
+"""What methods are built of: backbones, heads and batch norm across ranks."""

@@ -1,0 +1,260 @@
+"""Batch norm over the samples that a recipe means, however many processes share the batch.
+
+    CrossRankBatchNorm   statistics of the global batch (BYOL, FixMatch, Mean Teacher, DINO)
+    GroupBatchNorm       statistics of each of G groups of the global batch (MoCo: a group is one GPU of the recipe)
+
+Both hold the parameters and buffers of `nn.BatchNorm*d` under the same names, and after a step every rank holds the
+same buffers.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import _functions
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sts_core.distributed import average_over_ranks_, gather_batch, sum_over_ranks, world_size
+from sts_core.errors import ConfigError
+
+
+class _BatchNormOfRanks(_BatchNorm):
+    """What the two batch norms share: inputs of any shape [N, C, ...], running statistics, timm's activation."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ConfigError(f"batch norm needs [N, C, ...], got {tuple(input.shape)}: pass a batch")
+
+    def _next_momentum(self) -> float:
+        """Count a batch; the weight of its statistics, 1/count when the running ones are plain means."""
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+    @torch.no_grad()
+    def _update_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
+        """r ← (1 − momentum)·r + momentum·statistic, with the unbiased variance (torch's convention)."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        momentum = self._next_momentum()
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
+
+    def _check_count(self, x: Tensor, num_groups: int) -> None:
+        """In train mode a group of one value a channel has no variance."""
+        self._check_input_dim(x)
+        if self.training and x.numel() <= x.shape[1] * num_groups:
+            raise ConfigError(
+                f"batch norm needs at least two values a channel in each of its groups, got {list(x.shape)} for "
+                f"{num_groups} group{'s' if num_groups > 1 else ''} on this rank: raise global_batch_size, or lower "
+                f"accumulation or bn_groups"
+            )
+
+    def _activated(self, y: Tensor) -> Tensor:
+        """timm's BatchNormAct2d drops and activates after the norm; a layer that replaces one has these modules."""
+        for name in ("drop", "act"):
+            after = getattr(self, name, None)
+            y = y if after is None else after(y)
+        return y
+
+
+class CrossRankBatchNorm(_BatchNormOfRanks):
+    """Batch norm whose mean and variance cover the batches of all ranks: N workers equal one.
+
+    On an accelerator this runs torch's SyncBatchNorm kernels. Those refuse CPU tensors (and DDP refuses the module), so
+    CPU tensors go through `_Normalise`, the same computation with any backend.
+    """
+
+    num_parts = 1
+    """How many batches of equal size lie one after the other in the input (see `each_apart`)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or world_size() == 1:
+            self._check_count(x, 1)
+            y = super().forward(x)
+        elif x.device.type == "cpu":
+            y, means, variances, count = _Normalise.apply(x, self.weight, self.bias, self.eps, self.num_parts)
+            for mean, variance in zip(means, variances, strict=True):
+                self._update_running_statistics(mean, variance * (count / (count - 1)))
+        else:
+            y = self._native(x)
+        return self._activated(y)
+
+    def _native(self, x: Tensor) -> Tensor:
+        tracked = self.running_mean is not None
+        momentum = self._next_momentum() if tracked else 0.0
+        statistics = (self.running_mean, self.running_var)
+        group = torch.distributed.group.WORLD
+        return _functions.SyncBatchNorm.apply(  # type: ignore[no-any-return]
+            x, self.weight, self.bias, *statistics, self.eps, momentum, group, world_size()
+        )
+
+
+def each_apart(network: nn.Module, batches: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """`network(batch)` for each of several batches of one size, every one with batch norm statistics of its own.
+
+    Ranks on CPUs send all of them through the network at once: their batch norms wait for one exchange, not for one a
+    batch, and such waits are most of a small network's step (BYOL on digits, two ranks on two cores: 146 ms, not 220).
+    """
+    if world_size() == 1 or batches[0].device.type != "cpu":
+        return tuple(network(batch) for batch in batches)
+    layers = [module for module in network.modules() if isinstance(module, CrossRankBatchNorm)]
+    try:
+        for layer in layers:
+            layer.num_parts = len(batches)
+        return cast(Tensor, network(torch.cat(list(batches)))).chunk(len(batches))
+    finally:
+        for layer in layers:
+            layer.num_parts = 1
+
+
+class _Normalise(torch.autograd.Function):
+    """y = γ·x̂ + β with x̂ = (x − μ)/√(σ² + ε), where μ and σ² are those of the global batch of n values a channel.
+
+        ∂L/∂x = γ/√(σ² + ε) · (dy − Σdy/n − x̂·Σ(dy·x̂)/n),   sums over all ranks
+
+    Each of the input's `num_parts` parts is a batch of its own, so that μ and σ² are [parts, channels]. ∂L/∂γ and
+    ∂L/∂β stay local sums: whoever averages gradients over ranks (DDP) treats them like any other parameter.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, num_parts: int
+    ) -> tuple[Any, ...]:
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        parts = wide.chunk(num_parts)
+        mean, variance, count = _global_statistics(parts)
+        ctx.save_for_backward(wide, weight, mean, (variance + eps).rsqrt())
+        ctx.count, ctx.eps, ctx.dtype = count, eps, x.dtype
+        ctx.mark_non_differentiable(mean, variance)
+        normalised = [
+            F.batch_norm(part, mean[i], variance[i], weight, bias, training=False, eps=eps)
+            for i, part in enumerate(parts)
+        ]
+        y = normalised[0] if num_parts == 1 else torch.cat(normalised)
+        return y.to(x.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse_std = ctx.saved_tensors
+        dy = dy.to(x.dtype)
+        num_parts = len(mean)
+        sums = [
+            torch.ops.aten.native_batch_norm_backward(
+                dy_part, part, weight, None, None, mean[i], inverse_std[i], True, ctx.eps, [False, True, True]
+            )[1:]
+            for i, (dy_part, part) in enumerate(zip(dy.chunk(num_parts), x.chunk(num_parts), strict=True))
+        ]
+        dweight, dbias = (torch.stack(parts) for parts in zip(*sums, strict=True))  # [parts, channels]
+        slope, offset = sum_over_ranks(torch.stack([dweight, dbias])) / ctx.count
+        scale = inverse_std if weight is None else inverse_std * weight
+        # scale·(dy − offset − slope·(x − μ)/σ) as a·dy + b·x + c: one pass fewer over the activations
+        b = -scale * slope * inverse_std
+        c = -scale * offset - b * mean
+        shape = (num_parts, 1, -1) + (1,) * (x.dim() - 2)
+        apart = (num_parts, -1, *x.shape[1:])
+        dx = torch.addcmul(c.view(shape), dy.view(apart), scale.view(shape)).addcmul_(x.view(apart), b.view(shape))
+        local = (None, None) if weight is None else (dweight.sum(dim=0), dbias.sum(dim=0))
+        return dx.flatten(0, 1).to(ctx.dtype), *local, None, None
+
+
+def _global_statistics(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, int]:
+    """μ = Σ nᵢμᵢ/n and σ² = Σ nᵢ(σᵢ² + (μᵢ − μ)²)/n from the ranks' own statistics (Chan et al., 1979), and n."""
+    mean, variance = map(
+        torch.stack, zip(*(torch.batch_norm_update_stats(x, None, None, 0.0) for x in parts), strict=True)
+    )
+    count = torch.full_like(mean, parts[0].numel() // parts[0].shape[1])
+    statistics = gather_batch(torch.stack([mean, variance, count])[None]).double()  # [ranks, 3, parts, channels]
+    means, variances, counts = statistics.unbind(1)
+    total = counts.sum(0)
+    mean64 = (counts * means).sum(0) / total
+    variance64 = (counts * (variances + (means - mean64) ** 2)).sum(0) / total
+    return mean64.to(mean.dtype), variance64.to(mean.dtype), int(total[0, 0])
+
+
+class GroupBatchNorm(_BatchNormOfRanks):
+    """Batch norm in which every group of samples has its own statistics, as on a machine with one GPU per group.
+
+    The global batch is cut into `num_groups` contiguous groups; a rank holds num_groups / world size of them, so one
+    process with 8 groups computes what 8 processes with one group each compute. Running statistics follow the mean
+    over the rank's groups; `average_running_statistics` extends it over ranks, once per step for all layers together.
+    """
+
+    def __init__(self, num_features: int, *args: Any, num_groups: int, **kwargs: Any) -> None:
+        super().__init__(num_features, *args, **kwargs)
+        self.num_groups = num_groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        num_local = groups_per_rank(self.num_groups) if self.training else 1
+        self._check_count(x, num_local)
+        y = super().forward(x) if num_local == 1 else self._normalise_groups(x, num_local)
+        return self._activated(y)
+
+    def _normalise_groups(self, x: Tensor, num_local: int) -> Tensor:
+        if x.shape[0] % num_local:
+            raise ConfigError(
+                f"a batch must split into equal batch norm groups, got {x.shape[0]} samples for {num_local} groups on "
+                "this rank: change global_batch_size or bn_groups"
+            )
+        # With momentum 1 batch_norm leaves the group's own mean and unbiased variance in the buffers it is given.
+        means, variances = torch.zeros(2, num_local, self.num_features, dtype=torch.float32, device=x.device)
+        groups = [
+            F.batch_norm(group, means[i], variances[i], self.weight, self.bias, True, 1.0, self.eps)
+            for i, group in enumerate(x.chunk(num_local))
+        ]
+        self._update_running_statistics(means.mean(0), variances.mean(0))
+        return torch.cat(groups)
+
+
+def groups_per_rank(num_groups: int) -> int:
+    """How many of the global batch's groups one rank holds."""
+    if num_groups % world_size():
+        raise ConfigError(
+            f"bn_groups must be a multiple of the number of workers, got {num_groups} groups for {world_size()} "
+            f"workers: use {world_size()} groups, or a number of workers that divides {num_groups}"
+        )
+    return num_groups // world_size()
+
+
+@torch.no_grad()
+def average_running_statistics(*networks: nn.Module) -> None:
+    """Make the running statistics of all group batch norms the mean over ranks, in one collective."""
+    if world_size() == 1:
+        return
+    layers = [m for network in networks for m in network.modules() if isinstance(m, GroupBatchNorm) and m.training]
+    buffers = [buffer for m in layers for buffer in (m.running_mean, m.running_var) if buffer is not None]
+    # `.data`, because autograd saved these buffers and would refuse the change, although the backward pass of a layer
+    # in train mode reads nothing but the batch's own statistics.
+    average_over_ranks_([buffer.data for buffer in buffers])
+
+
+def use_cross_rank_batch_norm(network: nn.Module) -> nn.Module:
+    """Replace every batch norm of `network` by a `CrossRankBatchNorm` that shares its parameters and buffers."""
+    return _replaced(network, CrossRankBatchNorm)
+
+
+def use_group_batch_norm(network: nn.Module, *, num_groups: int) -> nn.Module:
+    """Replace every batch norm of `network` by a `GroupBatchNorm` that shares its parameters and buffers."""
+    return _replaced(network, lambda *args, **kwargs: GroupBatchNorm(*args, num_groups=num_groups, **kwargs))
+
+
+def _replaced(module: nn.Module, make: Callable[..., _BatchNormOfRanks]) -> nn.Module:
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+        return _adopted(module, make)
+    for name, child in module.named_children():
+        replacement = _replaced(child, make)
+        if replacement is not child:
+            module.add_module(name, replacement)
+    return module
+
+
+def _adopted(old: _BatchNorm, make: Callable[..., _BatchNormOfRanks]) -> nn.Module:
+    new = make(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats)
+    new.weight, new.bias = old.weight, old.bias
+    new.running_mean, new.running_var = old.running_mean, old.running_var
+    new.num_batches_tracked = old.num_batches_tracked
+    for name, child in old.named_children():  # of timm's BatchNormAct2d
+        new.add_module(name, child)
+    return new.train(old.training)

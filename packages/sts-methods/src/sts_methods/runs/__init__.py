@@ -1,0 +1,1 @@
+"""What a run leaves on disk: checkpoints, metrics, backbones, and what decides whether it can resume."""

@@ -1,0 +1,79 @@
+"""Metrics on their way from the step to metrics.jsonl: averaged over steps and ranks, one JSON object a line."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sts_core.distributed import average_over_ranks_
+
+
+class MetricWindow:
+    """Means of 0-d tensors over the steps since the last `flush` and over all ranks; stays on the device until then."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        for name, value in metrics.items():
+            value = value.detach().float()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._count += 1
+
+    def flush(self) -> dict[str, float]:
+        """The means, the same on every rank (a collective when there are several); the window starts anew."""
+        names, count = sorted(self._sums), self._count
+        if not names:
+            return {}
+        means = torch.stack([self._sums[name] for name in names]) / count
+        average_over_ranks_([means])
+        self._sums, self._count = {}, 0
+        return dict(zip(names, means.tolist(), strict=True))
+
+
+class MetricsLog:
+    """metrics.jsonl: one JSON object a line, non-finite numbers as null.
+
+    log = MetricsLog(folder / "metrics.jsonl")
+    log.truncate(after_step=1200)      # on resume: what was logged after the checkpoint will be logged again
+    log.append({"step": 1300, "loss": 0.5})
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def append(self, metrics: Mapping[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps({name: _jsonable(value) for name, value in metrics.items()}) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """All lines; a last one that a kill cut short is left out."""
+        if not self.path.exists():
+            return []
+        entries = []
+        for line in self.path.read_text().splitlines():
+            try:
+                entries.append(json.loads(line))
+            except ValueError:
+                continue
+        return entries
+
+    def truncate(self, *, after_step: int) -> None:
+        """Drop the entries of steps beyond `after_step`, atomically."""
+        if not self.path.exists():
+            return
+        kept = [entry for entry in self.read() if entry.get("step", 0) <= after_step]
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        partial.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+        os.replace(partial, self.path)
+
+
+def _jsonable(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,178 @@
+"""Where a training loop runs: the narrow border between the loop and whatever launched it."""
+
+import atexit
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sts_core.distributed import rank, world_size
+from sts_methods.runs.checkpoint import CheckpointStore, read_checkpoint
+from sts_methods.runs.metrics_log import MetricsLog
+from sts_methods.runs.progress_line import ProgressDisplay
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a run is about to do, told to its runtime before the first step."""
+
+    config: Mapping[str, Any]
+    """The resolved config as JSON values."""
+    first_step: int
+    """The step it starts at: 0, or that of the restored checkpoint."""
+    total_steps: int
+    steps_per_epoch: int
+    images_per_step: int
+    """Labelled and unlabelled images of all ranks, as images_per_second counts them."""
+    keep_checkpoints: int
+    """How many checkpoints to keep."""
+
+
+class Runtime(Protocol):
+    """What `fit` asks of its surroundings.
+
+    In this order: `wrap`, `restore`, `start`, any number of `report`s, `close`; each is called equally often on every
+    rank. `close` is called whether the steps go well or not.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    folder: Path
+    """The run folder, to which rank 0 writes the final backbones and the indices of offending batches."""
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The module ready for gradients on all ranks: DDP, or the module itself."""
+        ...
+
+    def restore(self) -> dict[str, Any] | None:
+        """The newest intact checkpoint of this run, or None at the start."""
+        ...
+
+    def start(self, plan: RunPlan) -> None:
+        """The run is built (and restored) and is about to take its first step."""
+        ...
+
+    def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
+        """Log metrics and, when `save` is given, keep the checkpoint that it returns (called on rank 0 only).
+
+        `metrics` has "step", the number of optimizer steps done. What `save` returns refers to live tensors: copy it
+        (`checkpoint.snapshot`) or write it before returning.
+        """
+        ...
+
+    def close(self) -> None:
+        """Finish pending writes; no report follows."""
+        ...
+
+
+def distribute(module: nn.Module) -> nn.Module:
+    """`module` in DDP when there are several ranks. Buffers are not broadcast: methods keep them equal themselves."""
+    if world_size() == 1:
+        return module
+    options: dict[str, Any] = {"broadcast_buffers": False}
+    if "forward_sync_buffers" in DistributedDataParallel.__init__.__code__.co_varnames:
+        options = {"forward_sync_buffers": False}  # the new name; torch 2.15 warns about the old one
+    return DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
+
+
+def join_process_group() -> None:
+    """Under torchrun, meet the other processes that it started, until this one ends."""
+    if dist.is_initialized() or not dist.is_torchelastic_launched():
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(default_device())
+    dist.init_process_group()
+    atexit.register(_leave_process_group)
+
+
+def _leave_process_group() -> None:
+    dist.destroy_process_group()
+    # A thread of gloo's may still hold the tensors of the last exchange. It needs the interpreter to let go of them and
+    # aborts the process if that is gone; torch has no call that waits for it, and DDP keeps its threads alive.
+    time.sleep(0.5)
+
+
+class LocalRuntime:
+    """Runs `fit` in this process, with everything in one folder; under torchrun, in every process of the group.
+
+        config.json                 the resolved config
+        metrics.jsonl               one JSON object a line
+        labels.json                 the label split of a semi-supervised method
+        checkpoints/step-00000123/  the last few
+        teacher.safetensors, student.safetensors (+ .json) at the end
+
+    Calling `fit` again with the same folder carries on from the newest intact checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        device: torch.device | str | None = None,
+        progress: bool = True,
+        stream: TextIO | None = None,
+    ) -> None:
+        join_process_group()
+        self.folder = Path(folder)
+        self.rank, self.world_size = rank(), world_size()
+        self.device = torch.device(device) if device is not None else default_device()
+        self.log = MetricsLog(self.folder / "metrics.jsonl")
+        self.checkpoints = CheckpointStore(self.folder / "checkpoints")
+        self._show_progress, self._stream = progress, stream
+        self._display: ProgressDisplay | None = None
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        return distribute(module)
+
+    def restore(self) -> dict[str, Any] | None:
+        """The newest intact checkpoint; rank 0 chooses, so that a damaged one cannot split the group."""
+        step = self.checkpoints.newest_intact() if self.rank == 0 else None
+        if self.world_size > 1:
+            chosen = [step]
+            dist.broadcast_object_list(chosen, src=0)
+            step = chosen[0]
+        return None if step is None else read_checkpoint(self.checkpoints.path(step))
+
+    def start(self, plan: RunPlan) -> None:
+        if self.rank != 0:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.folder / ".config.json.partial"
+        partial.write_text(json.dumps(plan.config, indent=1) + "\n")
+        os.replace(partial, self.folder / "config.json")
+        self.log.truncate(after_step=plan.first_step)
+        self.checkpoints.keep = plan.keep_checkpoints
+        if self._show_progress:
+            self._display = ProgressDisplay(
+                total_steps=plan.total_steps, images_per_step=plan.images_per_step, stream=self._stream
+            )
+
+    def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
+        if self.rank != 0:
+            return
+        self.log.append(metrics)
+        if save is not None:
+            self.checkpoints.save(int(metrics["step"]), save())
+        if self._display is not None:
+            self._display.show(metrics)
+
+    def close(self) -> None:
+        if self._display is not None:
+            self._display.close()
+        self.checkpoints.close()
+
+
+def default_device() -> torch.device:
+    """This process's GPU, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu")

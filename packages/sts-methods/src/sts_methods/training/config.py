@@ -1,0 +1,139 @@
+"""A complete training run as a value."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from sts_core import SmoothingConfig, spatial_temporal_smoothing
+from sts_core.errors import ConfigError
+from sts_methods.data.config import DataConfig
+from sts_methods.methods.registry import METHODS, MethodConfig, method_name
+from sts_methods.training.failure_checks import Reaction
+from sts_methods.training.optimizers import OptimizerConfig
+from sts_methods.training.precision import Precision
+from sts_methods.validation import check_not_negative
+
+MomentumSchedule = Literal["constant", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """A complete training run. Give `epochs` or `steps`, and a method; everything else has a default for digits."""
+
+    method: MethodConfig
+    """The method and its numbers."""
+    smoothing: SmoothingConfig = field(
+        # The paper's BYOL, m from STS repo; its teacher runs in train mode with statistics of its own.
+        default_factory=lambda: spatial_temporal_smoothing(0.99, 0.7, buffers="keep")
+    )
+    """How the teacher follows the student."""
+    momentum_schedule: MomentumSchedule = "constant"
+    """constant, or cosine from `smoothing.momentum` to 1 (BYOL); m = 0, a spatial ensemble, stays 0 in both."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Images and views."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """How the student learns."""
+    global_batch_size: int = 256
+    """Images per optimizer step over all workers and micro-batches."""
+    epochs: int | None = None
+    """Length of the training in passes over the data."""
+    steps: int | None = None
+    """Length of the training in optimizer steps, instead of `epochs`."""
+    accumulation: int = 1
+    """Micro-batches per optimizer step; the teacher moves once per optimizer step."""
+    precision: Precision = "float32"
+    """Arithmetic of the forward pass under autocast; weights and teacher stay float32."""
+    channels_last: bool = True
+    """Memory order of images and convolutions; 1.1 to 1.3 times faster on CPUs."""
+    compile: bool = False
+    """torch.compile the method."""
+    seed: int = 0
+    """The key of all draws: initial weights, data order, augmentations, masks."""
+    checkpoint_every_steps: int | None = 1000
+    """Steps between checkpoints; one is written at the end in any case."""
+    checkpoint_every_minutes: float | None = None
+    """Minutes between checkpoints, looked at when metrics are logged."""
+    keep_checkpoints: int = 3
+    """Checkpoints that stay on the disk."""
+    log_every_steps: int = 50
+    """Steps between lines of metrics.jsonl."""
+    verify_ranks_every_steps: int | None = 1000
+    """Steps between comparisons of all weights across workers."""
+    on_nonfinite: Reaction = "stop"
+    """A NaN or infinite loss stops the run, or leaves the whole batch out with a warning (a copy of buffers a step)."""
+    on_collapse: Reaction = "warn"
+    """Collapsed features stop the run, or give a warning."""
+    collapse_feature_std: float = 1e-3
+    """Features count as collapsed below this standard deviation (of L2-normalised ones, healthy is 1/sqrt(width))."""
+    collapse_effective_rank: float = 1.05
+    """Features count as collapsed below this effective rank (1 is a line); 0 does not look at it."""
+    track_drift: bool = False
+    """Record how far the teacher's weights and outputs move per epoch (the paper's smoothing figure)."""
+    bank: Mapping[str, SmoothingConfig] = field(default_factory=dict)
+    """Further teachers of the same student by name (letters, digits, - _ and .), each at constant momentum; they never
+    influence the training."""
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_counts(self)
+        _check_recipe(self)
+        _check_bank(self)
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        return self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch
+
+
+def _check_choices(config: TrainingConfig) -> None:
+    choices: dict[str, Any] = {
+        "momentum_schedule": MomentumSchedule,
+        "precision": Precision,
+        "on_nonfinite": Reaction,
+        "on_collapse": Reaction,
+    }
+    for name, options in choices.items():
+        if getattr(config, name) not in get_args(options):
+            known = ", ".join(get_args(options))
+            raise ConfigError(f"{name} must be one of {known}, got {getattr(config, name)!r}: choose one of these")
+
+
+def _check_counts(config: TrainingConfig) -> None:
+    if (config.epochs is None) == (config.steps is None):
+        raise ConfigError(
+            f"exactly one of epochs and steps must be given, got epochs={config.epochs} and steps={config.steps}: "
+            f"say how long to train in one of them and set the other to null"
+        )
+    for name in ("epochs", "steps", "checkpoint_every_steps", "verify_ranks_every_steps", "checkpoint_every_minutes"):
+        if (value := getattr(config, name)) is not None and not value > 0:
+            raise ConfigError(f"{name} must be positive or None, got {value!r}: pass a larger number")
+    check_not_negative(
+        collapse_feature_std=config.collapse_feature_std, collapse_effective_rank=config.collapse_effective_rank
+    )
+    if not isinstance(config.seed, int) or not 0 <= config.seed < 2**64:
+        raise ConfigError(f"seed must be an integer in [0, 2**64), got {config.seed!r}: choose such a number")
+    for name in ("global_batch_size", "accumulation", "keep_checkpoints", "log_every_steps"):
+        if not getattr(config, name) >= 1:
+            raise ConfigError(f"{name} must be at least 1, got {getattr(config, name)!r}: pass a larger number")
+
+
+def _check_recipe(config: TrainingConfig) -> None:
+    """BYOL and MoCo take each other's views; the other methods need their own."""
+    if not isinstance(config.method, tuple(METHODS.values())):
+        return
+    name, recipe = method_name(config.method), config.data.recipe
+    if name != recipe and not {name, recipe} <= {"byol", "moco"}:
+        raise ConfigError(f"data.recipe must make the views that {name} trains on, got {recipe!r}: set it to {name!r}")
+
+
+def _check_bank(config: TrainingConfig) -> None:
+    for name, smoothing in config.bank.items():
+        if smoothing.buffers == "keep":
+            raise ConfigError(
+                f"a teacher of the bank never runs and must take its batch norm statistics from the student, got "
+                f"buffers='keep' for {name!r}: use 'copy' or 'smooth'"
+            )
+        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
+            raise ConfigError(
+                f"a teacher of the bank is saved under its name, which may have letters, digits, '-', '_' and, not at "
+                f"its start, '.', got {name!r}: rename it"
+            )

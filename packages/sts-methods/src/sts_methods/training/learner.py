@@ -1,0 +1,177 @@
+"""All that a training step changes, and hence all that a checkpoint holds: student, teachers, optimizer, scaler."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sts_core import Buffers, Smoother, TeacherBank, cosine_momentum
+from sts_methods.batch import Batch
+from sts_methods.methods.base import StudentTeacherMethod
+from sts_methods.training.optimizers import build_optimizer, learning_rate, set_learning_rate_
+from sts_methods.training.precision import autocast_dtype
+
+if TYPE_CHECKING:
+    from sts_methods.runs.runtime import Runtime
+    from sts_methods.training.config import TrainingConfig
+
+
+class Learner:
+    """The parts of one step of the paper's algorithm, each a method: gradients, student, teacher.
+
+    `total_steps` and `steps_per_epoch` place a step in the schedules; nothing else is remembered between steps.
+    """
+
+    def __init__(
+        self,
+        config: "TrainingConfig",
+        method: StudentTeacherMethod,
+        runtime: "Runtime",
+        *,
+        total_steps: int,
+        steps_per_epoch: int,
+    ) -> None:
+        self.config = config
+        self.total_steps, self.steps_per_epoch = total_steps, steps_per_epoch
+        self.method = method.to(runtime.device)
+        if config.channels_last:
+            self.method.to(memory_format=torch.channels_last)
+        if config.compile:
+            # The networks and not the whole forward, which a new step number would have compiled again.
+            method.backbone("student").compile()
+            method.backbone("teacher").compile()
+        self.device = runtime.device
+        _check_buffers(config.smoothing.buffers, method)
+        self._dtype = autocast_dtype(config.precision, runtime.device)
+        self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=self._dtype == torch.float16)
+        self.optimizer = build_optimizer(self.method, config.optimizer, scaled=self.scaler.is_enabled())
+        self.smoother = Smoother(
+            student=method.student, teacher=method.teacher, config=config.smoothing, seed=config.seed
+        )
+        self.bank = TeacherBank(student=method.student, configs=config.bank, seed=config.seed) if config.bank else None
+        self._wrapped: nn.Module = runtime.wrap(self.method)
+        self._buffers_before: dict[str, Tensor] = {}
+
+    def accumulate_gradients(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """Gradients of the mean loss over the micro-batches; the mean loss and metrics, detached."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.config.on_nonfinite == "warn":
+            self._buffers_before = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
+        totals: dict[str, Tensor] = {}
+        for number, batch in enumerate(batches, start=1):
+            with self._synchronised(number == len(batches)):
+                with torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None):
+                    result = self._wrapped(self._laid_out(batch))
+                loss = result.loss / len(batches)
+                self.scaler.scale(loss).backward()
+            for name, value in {"loss": result.loss, **result.metrics}.items():
+                share = value.detach().float() / len(batches)
+                totals[name] = totals[name] + share if name in totals else share
+        return totals
+
+    @torch.no_grad()
+    def forget_batches(self) -> None:
+        """Take back what the last forward passes left in buffers: batch norm statistics, a queue, a centre."""
+        for name, buffer in self.method.named_buffers():
+            buffer.copy_(self._buffers_before[name])
+
+    def update_student(self, step: int) -> bool:
+        """One optimizer step; False if the scaler left it out because scaled float16 gradients overflowed."""
+        set_learning_rate_(self.optimizer, self.learning_rate(step))
+        self.method.adjust_gradients_(step)
+        if self.config.optimizer.clip_gradient_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self._trained(), self.config.optimizer.clip_gradient_norm)
+        if not self.scaler.is_enabled():
+            self.optimizer.step()
+            return True
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() >= before
+
+    def update_teacher(self, step: int) -> None:
+        """One smoother update, of the method's teacher and of every teacher in the bank."""
+        self.smoother.update(momentum=self.momentum(step))
+        if self.bank is not None:
+            self.bank.update()
+
+    def learning_rate(self, step: int) -> float:
+        return learning_rate(
+            self.config.optimizer,
+            step,
+            total_steps=self.total_steps,
+            steps_per_epoch=self.steps_per_epoch,
+            global_batch_size=self.config.global_batch_size,
+        )
+
+    def momentum(self, step: int) -> float:
+        """m at this step. A spatial ensemble (m = 0) has no moving average to schedule and stays at 0."""
+        start = self.config.smoothing.momentum
+        if self.config.momentum_schedule == "constant" or start == 0.0:
+            return start
+        return cosine_momentum(step, total_steps=self.total_steps, start=start)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything that has to be the same on all ranks."""
+        modules: dict[str, nn.Module] = {"": self.method}
+        if self.bank is not None:
+            modules |= {f"bank.{name}.": teacher for name, teacher in self.bank.teachers.items()}
+        for prefix, module in modules.items():
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                yield prefix + name, tensor
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "method": self.method.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "smoother": self.smoother.state_dict(),
+            "bank": self.bank.state_dict() if self.bank is not None else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.method.load_state_dict(state["method"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler.is_enabled() and state["scaler"]:  # empty where float16 was asked for and not to be had
+            self.scaler.load_state_dict(state["scaler"])
+        self.smoother.load_state_dict(state["smoother"])
+        if self.bank is not None:
+            self.bank.load_state_dict(state["bank"])
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.method.parameters() if parameter.requires_grad]
+
+    def _synchronised(self, last: bool) -> AbstractContextManager[Any]:
+        """Ranks exchange gradients in the last micro-batch of a step only."""
+        if last or not isinstance(self._wrapped, nn.parallel.DistributedDataParallel):
+            return contextlib.nullcontext()
+        return self._wrapped.no_sync()
+
+    def _laid_out(self, batch: Batch) -> Batch:
+        if not self.config.channels_last:
+            return batch
+        views = tuple(_channels_last(view) for view in batch.views)
+        labelled = None if batch.labelled is None else _channels_last(batch.labelled)
+        return replace(batch, views=views, labelled=labelled)
+
+
+def _check_buffers(buffers: Buffers, method: StudentTeacherMethod) -> None:
+    """A teacher in train mode has statistics of its own, one in eval mode depends on getting the student's."""
+    needed = getattr(method, "teacher_buffers", buffers)
+    if buffers != needed:
+        warnings.warn(
+            f"the teacher of {type(method).__name__} should have smoothing.buffers={needed!r}, got {buffers!r}: its "
+            f"batch norm statistics will not be those of its own features",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last) if images.dim() == 4 else images

@@ -1,0 +1,70 @@
+"""The training loop: the paper's algorithm for any method, on whatever runtime launched it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from sts_methods.batch import Network
+from sts_methods.data.batches import TrainingData
+from sts_methods.methods.base import StudentTeacherMethod
+from sts_methods.runs.runtime import Runtime
+from sts_methods.training.config import TrainingConfig
+from sts_methods.training.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What a run leaves in memory; the same is in its folder."""
+
+    method: StudentTeacherMethod
+    """The trained method."""
+    step: int
+    """Optimizer steps done."""
+    metrics: Mapping[str, float]
+    """The last metrics reported."""
+    folder: Path
+    """The run folder."""
+    bank: Mapping[str, nn.Module] = field(default_factory=dict)
+    """The bank's teachers by name."""
+
+    def backbone(self, network: Network) -> nn.Module:
+        """The feature extractor of the teacher or the student."""
+        return self.method.backbone(network)
+
+
+def fit(
+    config: TrainingConfig,
+    runtime: Runtime,
+    *,
+    method: StudentTeacherMethod | None = None,
+    data: TrainingData | None = None,
+) -> TrainingResult:
+    """Train `config` on `runtime`, from its newest checkpoint if it has one.
+
+    Each step, as in the paper's algorithm: the loss of the student against the teacher, an optimizer step of the
+    student, an update of the teacher. A `method` or `data` of your own takes the place of the config's.
+    """
+    run = Run(config, runtime, method=method, data=data)
+    try:
+        run.start()
+        for step in range(run.step, run.total_steps):
+            batches = next(run.batches)
+            metrics = run.learner.accumulate_gradients(batches)
+            accepted = run.guard.accepts(metrics["loss"], batches, step)
+            if not accepted:
+                run.learner.forget_batches()
+            elif run.learner.update_student(step):
+                run.learner.update_teacher(step)
+            run.end_step(metrics if accepted else None, batches)
+        run.save_backbones()
+    finally:
+        run.close()
+    return TrainingResult(
+        method=run.learner.method,
+        step=run.step,
+        metrics=run.metrics,
+        folder=runtime.folder,
+        bank=run.learner.bank.teachers if run.learner.bank is not None else {},
+    )

@@ -1,0 +1,255 @@
+"""The housekeeping around the training loop: building, restoring, logging, checkpoints and checks."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, get_args
+
+from torch import Tensor, nn
+
+from sts_core.distributed import gather_batch, gather_objects
+from sts_core.errors import ConfigError
+from sts_methods.batch import Batch, Network
+from sts_methods.data.batches import TrainingData, build_training_data
+from sts_methods.methods.base import StudentTeacherMethod
+from sts_methods.methods.registry import METHODS, build_method, method_name
+from sts_methods.runs.backbone_files import save_backbone
+from sts_methods.runs.metrics_log import MetricWindow
+from sts_methods.runs.resume import check_resumable, config_to_json
+from sts_methods.runs.runtime import RunPlan, Runtime
+from sts_methods.training.drift import DriftTracker
+from sts_methods.training.failure_checks import Guard, agree, verify_ranks
+from sts_methods.training.learner import Learner
+
+if TYPE_CHECKING:
+    from sts_methods.training.config import TrainingConfig
+
+
+class Run:
+    """One run of `fit`: its learner, its data from the current step on, and its book-keeping."""
+
+    def __init__(
+        self,
+        config: "TrainingConfig",
+        runtime: Runtime,
+        *,
+        method: StudentTeacherMethod | None = None,
+        data: TrainingData | None = None,
+    ) -> None:
+        self.config, self.runtime = config, runtime
+        self.data = data if data is not None else _build_data(config, runtime)
+        self.total_steps = config.total_steps(self.data.steps_per_epoch)
+        self.learner = Learner(
+            config,
+            method if method is not None else build_method(config.method, seed=config.seed),
+            runtime,
+            total_steps=self.total_steps,
+            steps_per_epoch=self.data.steps_per_epoch,
+        )
+        self.guard = Guard(
+            runtime.folder,
+            on_nonfinite=config.on_nonfinite,
+            on_collapse=config.on_collapse,
+            least={"feature_std": config.collapse_feature_std, "effective_rank": config.collapse_effective_rank},
+        )
+        self.drift = self._drift_tracker() if config.track_drift else None
+        self.step = 0
+        """Optimizer steps done."""
+        self.metrics: dict[str, float] = {}
+        """The last metrics reported."""
+        self._config_json = describe(config)
+        self._restore()
+        self.batches = self.data.steps(self.step)
+        self._window, self._num_images, self._num_left_out = MetricWindow(), 0, 0
+        self._logged_at = self._saved_at = time.monotonic()
+
+    def start(self) -> None:
+        """Tell the runtime what is to come, and see that all ranks begin alike."""
+        parts = 1 if self.data.label_split is None else 1 + self.config.data.unlabelled_ratio
+        plan = RunPlan(
+            config=self._config_json,
+            first_step=self.step,
+            total_steps=self.total_steps,
+            steps_per_epoch=self.data.steps_per_epoch,
+            images_per_step=self.config.global_batch_size * parts,
+            keep_checkpoints=self.config.keep_checkpoints,
+        )
+        self.runtime.start(plan)
+        if self.runtime.rank == 0 and self.data.label_split is not None:
+            self.data.label_split.save(self.runtime.folder / "labels.json")
+        verify_ranks(self.learner.named_tensors(), device=self.runtime.device)
+
+    def end_step(self, metrics: Mapping[str, Tensor] | None, batches: Sequence[Batch]) -> None:
+        """Count the step, whose metrics are None if it was left out; verify, log and save when it is time to."""
+        self.step += 1
+        if metrics is None:
+            self._num_left_out += 1
+        else:
+            self._window.add(metrics)
+        self._num_images += sum(_num_images(batch) for batch in batches) * self.runtime.world_size
+        last = self.step == self.total_steps
+        if self._every(self.config.verify_ranks_every_steps) or last:
+            verify_ranks(self.learner.named_tensors(), device=self.runtime.device)
+        drift: dict[str, float] = {}
+        if self.drift is not None and self._every(self.data.steps_per_epoch):
+            drift = self.drift.end_epoch()
+        log = bool(drift) or last or self._every(self.config.log_every_steps)
+        save = last or self._every(self.config.checkpoint_every_steps) or (log and self._minutes_passed())
+        if log or save:
+            self._report(batches, drift, save=save)
+
+    def save_backbones(self) -> None:
+        """Rank 0 leaves teacher and student (.safetensors and .json each) and the bank's teachers in the run folder."""
+        if self.runtime.rank != 0 or not isinstance(self.config.method, tuple(METHODS.values())):
+            return  # a method of the user's own: nobody else could build its backbone by name
+        for network in get_args(Network):
+            self._save_backbone(network, self.learner.method.backbone(network), network, self._config_json["smoothing"])
+        if self.learner.bank is not None:
+            for name, teacher in self.learner.bank.teachers.items():
+                smoothing = self._config_json["bank"][name]
+                self._save_backbone(f"bank/{name}", teacher.get_submodule("backbone"), "teacher", smoothing)
+
+    def _save_backbone(self, path: str, module: nn.Module, network: Network, smoothing: Mapping[str, Any]) -> None:
+        method = self._config_json["method"]
+        save_backbone(
+            self.runtime.folder / path,
+            module,
+            backbone=method["backbone"],
+            stem=method["stem"],
+            network=network,
+            method=method["name"],
+            step=self.step,
+            smoothing=smoothing,
+        )
+
+    def close(self) -> None:
+        """Stop reading data, and let the runtime finish its writes."""
+        close = getattr(self.batches, "close", None)
+        if close is not None:
+            close()
+        self.runtime.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """A whole checkpoint: what the next step depends on, and in "meta" what it belongs to."""
+        return {
+            "meta": {
+                "step": self.step,
+                "epoch": self.step / self.data.steps_per_epoch,
+                "config": self._config_json,
+                "label_split": self._label_split(),
+                "images": self._images(),
+                "world_size": self.runtime.world_size,
+                "metrics": self.metrics,
+            },
+            **self.learner.state_dict(),
+            "drift": self.drift.state_dict() if self.drift is not None else None,
+        }
+
+    def _restore(self) -> None:
+        state = self.runtime.restore()
+        if state is None:
+            return
+        check_resumable(
+            state["meta"],
+            config=self._config_json,
+            label_split=self._label_split(),
+            images=self._images(),
+            world_size=self.runtime.world_size,
+        )
+        self.learner.load_state_dict(state)
+        if self.drift is not None:
+            self.drift.load_state_dict(state["drift"])
+        self.step, self.metrics = state["meta"]["step"], dict(state["meta"]["metrics"])
+
+    def _report(self, batches: Sequence[Batch], drift: Mapping[str, float], *, save: bool) -> None:
+        now = time.monotonic()
+        applied = self.learner.smoother.applied
+        self.metrics = {
+            "step": self.step,
+            "epoch": self.step / self.data.steps_per_epoch,
+            **self._window.flush(),
+            "learning_rate": self.learner.learning_rate(self.step - 1),
+            **(asdict(applied) if applied is not None else {}),
+            "images_per_second": self._num_images / max(now - self._logged_at, 1e-9),
+            **self._skipped_images(),
+            **({"left_out_batches": self._num_left_out} if self.config.on_nonfinite == "warn" else {}),
+            **drift,
+        }
+        self._num_images, self._num_left_out, self._logged_at = 0, 0, now
+        self._saved_at = now if save else self._saved_at
+        self.guard.check_health(self.metrics, batches, self.step)
+        if save:
+            self.guard.check_weights(self.learner.named_tensors(), self.step)
+        self.runtime.report(self.metrics, self.state_dict if save else None)
+
+    def _every(self, steps: int | None) -> bool:
+        return steps is not None and self.step % steps == 0
+
+    def _minutes_passed(self) -> bool:
+        """By rank 0's clock, on every rank."""
+        minutes = self.config.checkpoint_every_minutes
+        if minutes is None:
+            return False
+        passed = time.monotonic() - self._saved_at >= 60.0 * minutes
+        return agree(passed and self.runtime.rank == 0, self.runtime.device)
+
+    def _label_split(self) -> str | None:
+        return self.data.label_split.sha256 if self.data.label_split is not None else None
+
+    def _images(self) -> str | None:
+        """The fingerprint of the training images; data of the user's own may have none."""
+        return getattr(self.data, "fingerprint", None)
+
+    def _skipped_images(self) -> dict[str, float]:
+        """How many unreadable images the ranks together have met since this start; nothing if they stop the run."""
+        if self.config.data.on_error != "skip":
+            return {}
+        return {"skipped_images": len(set().union(*gather_objects(set(self.data.skipped))))}
+
+    def _drift_tracker(self) -> DriftTracker:
+        """On the first view of the ranks' first batch: the same images in every run of this seed and after a resume."""
+        if self.total_steps < self.data.steps_per_epoch:
+            raise ConfigError(
+                f"track_drift compares the teacher epoch by epoch, got {self.total_steps} of an epoch's "
+                f"{self.data.steps_per_epoch} steps: train at least one, or set track_drift to false"
+            )
+        first = next(self.data.steps(0))[0]
+        if self.config.data.on_error == "skip":
+            self.data.skipped.clear()  # a resumed run may have met none of these
+        return DriftTracker(self.learner.method.teacher, gather_batch(first.views[0]))
+
+
+def describe(config: "TrainingConfig") -> dict[str, Any]:
+    """The resolved config as JSON values, the method with its name."""
+    values = config_to_json(config)
+    known = isinstance(config.method, tuple(METHODS.values()))
+    name = method_name(config.method) if known else type(config.method).__name__
+    return values | {"method": {"name": name, **values["method"]}}
+
+
+def _build_data(config: "TrainingConfig", runtime: Runtime) -> TrainingData:
+    data = build_training_data(
+        config.data,
+        seed=config.seed,
+        global_batch_size=config.global_batch_size,
+        accumulation=config.accumulation,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        device=runtime.device,
+    )
+    if data.steps_per_epoch < 1:
+        raise ConfigError(
+            f"an epoch needs at least one batch, but {data.num_samples} images do not fill one of "
+            f"{config.global_batch_size}: lower global_batch_size"
+        )
+    num_classes = getattr(config.method, "num_classes", None)
+    if num_classes is not None and num_classes != data.num_classes:
+        raise ConfigError(
+            f"method.num_classes must be the data's, got {num_classes} for {data.num_classes} classes: "
+            f"set it to {data.num_classes}"
+        )
+    return data
+
+
+def _num_images(batch: Batch) -> int:
+    return batch.indices.numel() + (0 if batch.labelled is None else batch.labelled.shape[0])

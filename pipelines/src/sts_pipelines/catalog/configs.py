@@ -1,0 +1,135 @@
+"""What the names in the files beside this one stand for: the recipes of sts-methods with workers and evaluation.
+
+The small ones, for digits and CIFAR-10 on a laptop, are recipes of our own.
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from sts_eval import FeatureConfig, LinearProbeConfig, NeighboursConfig, byol_protocol, fast_protocol, moco_protocol
+from sts_methods import ByolConfig, FixMatchConfig, MoCoConfig, recipes
+from sts_methods.data.config import DataConfig
+from sts_methods.recipes import fixmatch_teacher, self_supervised_teacher
+from sts_methods.training.config import TrainingConfig
+from sts_methods.training.optimizers import OptimizerConfig
+from sts_pipelines.config.pipeline import ClusterConfig, EvaluationConfig, PipelineConfig
+
+EIGHT_GPUS = ClusterConfig(num_workers=8, cpus_per_worker=8.0)  # paper: 8 RTX 2080
+ONE_CPU = ClusterConfig(num_workers=1, use_gpu=False, cpus_per_worker=1.0)
+ONE_GPU = ClusterConfig(num_workers=1, cpus_per_worker=8.0)
+TWO_CPUS = ClusterConfig(num_workers=2, use_gpu=False, cpus_per_worker=1.0)
+# timm's smallest ResNet: 0.4 M weights in four stages. Its ImageNet stem makes minutes of hours on 32 pixels, and on
+# digits leaves room to learn: with a CIFAR stem a linear probe of the untrained network is right for 93 % of them.
+SMALL_BACKBONE = "test_resnet"
+
+Dataset = Literal["digits", "cifar10"]
+
+
+def byol_imagenet(
+    name: str, *, epochs: int, m: float, p: float, variant: recipes.ByolVariant = "code"
+) -> PipelineConfig:
+    """BYOL with the probe that belongs to the variant: the STS repo's, or DeepMind's plain one with Nesterov."""
+    training = recipes.byol_imagenet(variant, epochs=epochs, m=m, p=p)
+    linear = byol_protocol()
+    if variant == "deepmind":
+        linear = byol_protocol(batch_norm=False, nesterov=True)  # DeepMind, configs/eval.py
+    return PipelineConfig(name=name, training=training, cluster=EIGHT_GPUS, evaluation=_imagenet(linear))
+
+
+def moco_imagenet(name: str, *, epochs: int, m: float, p: float) -> PipelineConfig:
+    """MoCo v2 with its own probe."""
+    training = recipes.moco_imagenet(epochs=epochs, m=m, p=p)
+    return PipelineConfig(name=name, training=training, cluster=EIGHT_GPUS, evaluation=_imagenet(moco_protocol()))
+
+
+def fixmatch_cifar(
+    name: str, *, dataset: Literal["cifar10", "cifar100"], labels: int, m: float, p: float
+) -> PipelineConfig:
+    """FixMatch, whose own classifiers are measured."""
+    return PipelineConfig(
+        name=name,
+        training=recipes.fixmatch_cifar(dataset, labels=labels, m=m, p=p),
+        cluster=replace(EIGHT_GPUS, num_workers=4) if dataset == "cifar100" else ONE_GPU,
+        evaluation=EvaluationConfig(after_training=("few-labels",)),
+    )
+
+
+def byol_small(name: str, *, dataset: Dataset, m: float, p: float) -> PipelineConfig:
+    """BYOL for a laptop.
+
+    Chosen by a pilot on seed 0: on digits a high learning rate is where smoothing matters, at a lower one no smoothing
+    does as well as any. Momenta are constant, since SE has none that could rise, and shorter than ImageNet's, since a
+    teacher has to forget within a training of some hundred steps.
+    """
+    digits = dataset == "digits"
+    training = TrainingConfig(
+        method=ByolConfig(backbone=SMALL_BACKBONE, hidden_dim=256, projection_dim=64),
+        smoothing=self_supervised_teacher(m, p),
+        data=_small_data(dataset, "byol"),
+        optimizer=OptimizerConfig(lr=1.2 if digits else 0.4, warmup_epochs=1.0),
+        global_batch_size=64 if digits else 128,
+        steps=_small_steps(dataset),
+        **_SMALL,
+    )
+    return PipelineConfig(name=name, training=training, cluster=TWO_CPUS, evaluation=_small_evaluation())
+
+
+def moco_small(name: str, *, dataset: Dataset, m: float, p: float) -> PipelineConfig:
+    """MoCo for a laptop: a queue of eight batches, a teacher that remembers four times as long, two groups of norms."""
+    batch = 64 if dataset == "digits" else 128
+    training = TrainingConfig(
+        method=MoCoConfig(backbone=SMALL_BACKBONE, dim=64, queue_size=8 * batch, bn_groups=2),
+        smoothing=self_supervised_teacher(m, p),
+        data=_small_data(dataset, "moco"),
+        optimizer=OptimizerConfig(lr=0.12),
+        global_batch_size=batch,
+        steps=_small_steps(dataset),
+        **_SMALL,
+    )
+    return PipelineConfig(name=name, training=training, cluster=TWO_CPUS, evaluation=_small_evaluation())
+
+
+def fixmatch_small(name: str, *, dataset: Dataset, labels: int, m: float, p: float) -> PipelineConfig:
+    """FixMatch for a laptop: batches of 16 labelled and 64 unlabelled images, and a lower bar for pseudo-labels."""
+    training = TrainingConfig(
+        method=FixMatchConfig(backbone=SMALL_BACKBONE, stem="imagenet", num_classes=10, threshold=0.9),
+        smoothing=fixmatch_teacher(m, p),
+        data=replace(_small_data(dataset, "fixmatch"), num_labels=labels, unlabelled_ratio=4),
+        optimizer=OptimizerConfig(
+            lr=0.03,
+            scale_lr=False,
+            nesterov=True,
+            weight_decay=5e-4,
+            exclude_norm_and_bias=True,
+            schedule="cosine_7_16",
+        ),
+        global_batch_size=16,
+        steps=250 if dataset == "digits" else _small_steps(dataset),
+        **_SMALL | {"keep_checkpoints": 20},  # google reports the median of the last 20
+    )
+    evaluation = EvaluationConfig(after_training=("few-labels",))
+    return PipelineConfig(name=name, training=training, cluster=TWO_CPUS, evaluation=evaluation)
+
+
+_SMALL: dict[str, Any] = {
+    "log_every_steps": 5,
+    "checkpoint_every_steps": 50,
+    "verify_ranks_every_steps": 50,
+    "keep_checkpoints": 3,
+}
+
+
+def _small_data(dataset: Dataset, recipe: Literal["byol", "moco", "fixmatch"]) -> DataConfig:
+    return DataConfig(dataset=dataset, image_size=12 if dataset == "digits" else 32, recipe=recipe)
+
+
+def _small_steps(dataset: Dataset) -> int:
+    return 154 if dataset == "digits" else 1500
+
+
+def _imagenet(linear: LinearProbeConfig) -> EvaluationConfig:
+    return EvaluationConfig(linear=linear, features=FeatureConfig(num_workers=8, channels_last=True))
+
+
+def _small_evaluation() -> EvaluationConfig:
+    return EvaluationConfig(linear=fast_protocol(), knn=NeighboursConfig(ks=(20,), temperatures=(0.07,)))

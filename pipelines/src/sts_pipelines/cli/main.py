@@ -1,0 +1,114 @@
+"""The `sts` command: ten verbs, one file each; a user's mistake ends in one line and exit code 2.
+
+Nothing here imports torch or ray: the handlers do, when they run, so that `sts list` and `--help` answer at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from sts_pipelines.cli.verbs import VERBS
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that complains in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of `sts` and the parsers of its verbs by name."""
+    parser = _Parser(
+        prog="sts",
+        description="Teacher smoothing for student-teacher learning: every experiment of the paper by name.",
+        epilog="examples:\n  sts list\n  sts run quickstart\n  sts check byol-imagenet-200ep-sts",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    choices = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    by_name: dict[str, argparse.ArgumentParser] = {}
+    for name, verb in VERBS.items():
+        summary = (verb.__doc__ or "").splitlines()[0].partition(": ")[2]
+        by_name[name] = choices.add_parser(
+            name,
+            help=summary,
+            description=verb.__doc__,
+            epilog=f"examples:\n{verb.EXAMPLES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        verb.add_arguments(by_name[name])
+    return parser, by_name
+
+
+def split_overrides(tokens: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """What the verb's own parser knows, and the rest: overrides of config fields with their values.
+
+    Done by hand because argparse would give the value of an unknown flag to a positional argument.
+    """
+    own: list[str] = []
+    overrides: list[str] = []
+    pending = list(tokens)
+    while pending:
+        token = pending.pop(0)
+        if not token.startswith("--") or token.partition("=")[0] in parser._option_string_actions:
+            own.append(token)
+            continue
+        overrides.append(token)
+        if "=" not in token and pending and not pending[0].startswith("--"):
+            overrides.append(pending.pop(0))
+    return own, overrides
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    parser, by_name = build_parser()
+    overrides: list[str] = []
+    if tokens and tokens[0] in VERBS and VERBS[tokens[0]].TAKES_OVERRIDES:
+        own, overrides = split_overrides(tokens[1:], by_name[tokens[0]])
+        tokens = [tokens[0], *own]
+    try:
+        arguments = parser.parse_args(tokens)
+    except SystemExit as finished:  # argparse leaves this way after --help and after an error
+        return int(finished.code or 0)
+    return _run(VERBS[arguments.verb], arguments, overrides)
+
+
+def _run(verb: ModuleType, arguments: argparse.Namespace, overrides: list[str]) -> int:
+    try:
+        return int(verb.run(arguments, overrides))
+    except KeyboardInterrupt:
+        print("sts: stopped; the same command continues from the newest checkpoint", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if not _is_for_the_user(error):
+            raise
+        print(f"sts: {_in_one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _is_for_the_user(error: Exception) -> bool:
+    """Whether sts raises the error on purpose, or a file or folder that it names cannot be used.
+
+    The class of the former is looked up only if its module was imported.
+    """
+    errors = sys.modules.get("sts_core.errors")
+    ours = errors is not None and isinstance(error, errors.StsError)
+    return ours or (isinstance(error, OSError) and error.filename is not None)
+
+
+def _in_one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename} cannot be used ({error.strerror}): choose another place, or mend this one"
+    return " ".join(str(error).split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

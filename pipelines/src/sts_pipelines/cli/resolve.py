@@ -1,0 +1,71 @@
+"""From what a user typed (a name or a YAML file, and overrides) to a complete, checked recipe."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sts_pipelines.catalog import CATALOG
+from sts_pipelines.config.flags import Flag, read_flags, set_flags
+from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, Recipe, SweepConfig
+from sts_pipelines.config.plain import from_dict, kind_of, to_dict
+from sts_pipelines.config.yaml_text import read_yaml
+from sts_pipelines.errors import SchemaError, UsageError
+
+KINDS: dict[str, type] = {kind_of(cls): cls for cls in (PipelineConfig, ComparisonConfig, SweepConfig)}
+
+
+def resolve(target: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe called `target` with `overrides` applied."""
+    cls, plain = _load(target)
+    _refuse_overrides_without_effect(target, cls, overrides)
+    flags = list(read_flags(overrides))
+    try:
+        recipe: Recipe = from_dict(cls, set_flags(plain, flags))
+    except SchemaError:
+        raise SchemaError(_problems(cls, plain, flags)) from None
+    return recipe
+
+
+def _problems(cls: type, plain: Mapping[str, Any], flags: Sequence[Flag]) -> list[str]:
+    """All that is wrong: a section tells its first problem only, so what caused one is left out to hear of the next."""
+    try:
+        from_dict(cls, set_flags(plain, flags))
+    except SchemaError as error:
+        causes = [flag for flag in flags if len(flags) > 1 and {*_problems(cls, plain, [flag])} & {*error.problems}]
+        others = [flag for flag in flags if flag not in causes]
+        return [*dict.fromkeys([*error.problems, *(_problems(cls, plain, others) if causes else [])])]
+    return []
+
+
+def _refuse_overrides_without_effect(target: str, cls: type, overrides: Sequence[str]) -> None:
+    """A comparison and a sweep choose their teachers themselves: setting another one would silently do nothing."""
+    fields = {ComparisonConfig: ("",), SweepConfig: ("m", "p", "g")}.get(cls, ())  # all cells have the same buffers
+    for flag in overrides:
+        if flag.startswith(tuple(f"--smoothing.{field}" for field in fields)):
+            field = flag.removeprefix("--smoothing.").partition("=")[0]
+            remedy = "sweep.momenta" if cls is SweepConfig else f"variants.NAME.{field}"
+            raise UsageError(f"{target} trains several teachers, so {flag} has no effect: set --{remedy} instead")
+
+
+def _load(target: str) -> tuple[type, dict[str, Any]]:
+    if target in CATALOG:
+        recipe = CATALOG[target].build()
+        return type(recipe), to_dict(recipe)
+    if target.endswith((".yaml", ".yml")) or Path(target).is_file():
+        return _load_file(Path(target))
+    near = difflib.get_close_matches(target, list(CATALOG), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "sts list prints all names"
+    raise UsageError(f"no pipeline is called {target!r}: {hint}")
+
+
+def _load_file(path: Path) -> tuple[type, dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as text: {error}") from error
+    plain = read_yaml(text, source=str(path))
+    kind = plain.pop("kind", "pipeline")
+    if kind not in KINDS:
+        raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r} in {path}: correct it")
+    return KINDS[kind], plain

@@ -1,0 +1,21 @@
+"""sts report: one table and one page with plots from the results of several runs, beside the paper's numbers."""
+
+import argparse
+
+EXAMPLES = """  sts report runs/quickstart-1a2b3c4d
+  sts report runs/byol-imagenet-200ep-tma-1a2b3c4d runs/byol-imagenet-200ep-sts-5e6f7a8b --against-paper
+  sts report runs/a runs/b --output comparison"""
+TAKES_OVERRIDES = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or one that holds run folders")
+    parser.add_argument("--against-paper", action="store_true", help="put the paper's numbers beside ours")
+    parser.add_argument("--output", help="folder of the report (default: report/ in the first run folder)")
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from sts_pipelines.cli.running import report_folders
+
+    report_folders(arguments.runs, against_paper=arguments.against_paper, output=arguments.output)
+    return 0

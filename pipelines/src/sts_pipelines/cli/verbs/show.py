@@ -1,0 +1,36 @@
+"""sts show: the complete config of a pipeline as YAML, with overrides applied.
+
+Comments at its top give the command, the hardware, the hours and the result to expect. What it prints can be saved,
+edited and given back: `sts run mine.yaml`. With --flags it lists every override instead.
+"""
+
+import argparse
+
+EXAMPLES = """  sts show byol-imagenet-200ep-sts
+  sts show byol-digits-sts --smoothing.momentum 0.9 > mine.yaml
+  sts show fixmatch-cifar10-40-sts --flags"""
+TAKES_OVERRIDES = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pipeline", help="a name of `sts list` or a YAML file")
+    parser.add_argument("--flags", action="store_true", help="list every override with its value and meaning")
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from sts_pipelines.catalog import CATALOG
+    from sts_pipelines.cli.resolve import resolve
+    from sts_pipelines.config.flags import describe_flags
+    from sts_pipelines.config.pipeline import plain_of
+    from sts_pipelines.config.plain import to_dict
+    from sts_pipelines.config.yaml_text import write_yaml
+
+    recipe = resolve(arguments.pipeline, overrides)
+    if arguments.flags:
+        print(describe_flags(type(recipe), to_dict(recipe)))
+    else:
+        if arguments.pipeline in CATALOG:
+            for line in CATALOG[arguments.pipeline].description.splitlines():
+                print(f"# {line}".rstrip())
+        print(write_yaml(plain_of(recipe)), end="")
+    return 0

@@ -1,0 +1,45 @@
+"""sts study: measure every claim of the paper that fits this machine, and write down what holds.
+
+A study is a fixed list of small trainings, of measurements and of claims. Each finished training is a line of
+results.jsonl in the output folder, so a stopped study goes on where it was; README.md there has the tables, the
+verdicts and the figures. It runs in this process and its children, without Ray.
+"""
+
+import argparse
+
+EXAMPLES = """  sts study small --output results/small
+  sts study small --output results/small --processes 2 --cifar10 cifar10.npz
+  sts study small --output results/small --report-only
+
+  cifar10.npz holds x_train, y_train, x_test, y_test (uint8 [N, 32, 32, 3] and classes), for example made by
+    python -c "import numpy as np; from torchvision.datasets import CIFAR10; \\
+      a, b = (CIFAR10('data', train=t, download=True) for t in (True, False)); \\
+      np.savez('cifar10.npz', x_train=a.data, y_train=a.targets, x_test=b.data, y_test=b.targets)\""""
+TAKES_OVERRIDES = False
+STUDIES = ("small",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("study", choices=STUDIES, help="which study")
+    parser.add_argument("--output", default="results/small", help="folder of raw results, tables and figures")
+    parser.add_argument("--work", default="runs/study-small", help="folder of what can be made again")
+    parser.add_argument("--cifar10", metavar="FILE", help="npz file of CIFAR-10; without it only digits are studied")
+    parser.add_argument("--processes", type=int, default=1, help="trainings at a time, one thread each")
+    parser.add_argument("--no-timing", action="store_true", help="leave the relative times of training steps out")
+    parser.add_argument("--report-only", action="store_true", help="train nothing, write tables and figures anew")
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from pathlib import Path
+
+    from sts_pipelines.study.plan import StudyFolders
+    from sts_pipelines.study.run import conduct_small
+
+    conduct_small(
+        StudyFolders(output=Path(arguments.output), work=Path(arguments.work)),
+        cifar10=None if arguments.cifar10 is None else Path(arguments.cifar10),
+        processes=arguments.processes,
+        timing=not arguments.no_timing,
+        measure=not arguments.report_only,
+    )
+    return 0

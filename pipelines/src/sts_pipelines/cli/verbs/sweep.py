@@ -1,0 +1,36 @@
+"""sts sweep: visit a grid of (m, p, granularity), or search it, on Ray Tune over Ray Train.
+
+The result is a table, a CSV and the p x m heat map with lines of equal m_eff = 1 - (1-p)(1-m). A killed sweep goes on
+when the same command is given again, and finishes only what is missing.
+"""
+
+import argparse
+
+EXAMPLES = """  sts sweep byol-digits-p-by-m
+  sts sweep byol-imagenet-p-by-m --data.root /data/imagenet --with-control
+  sts sweep byol-digits-p-by-m --sweep.momenta 0,0.99 --sweep.preserve-probabilities 0,0.5,0.9
+  sts sweep byol-digits-p-by-m --sweep.search asha --sweep.metric knn/teacher/top1 --sweep.coordinates m_eff-p
+  sts sweep fixmatch-digits-p-by-m"""
+TAKES_OVERRIDES = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pipeline", help="a sweep of `sts list` or a YAML file")
+    parser.add_argument("--with-control", action="store_true", help="also train TMA(m_eff) for every cell with p > 0")
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from sts_pipelines.cli.resolve import resolve
+    from sts_pipelines.cli.running import prepare
+    from sts_pipelines.config.pipeline import SweepConfig
+    from sts_pipelines.errors import UsageError
+    from sts_pipelines.sweep.run import run_sweep, sweep_folder
+
+    if arguments.with_control:
+        overrides = [*overrides, "--sweep.with-control", "true"]
+    recipe = resolve(arguments.pipeline, overrides)
+    if not isinstance(recipe, SweepConfig):
+        raise UsageError(f"{arguments.pipeline} is not a sweep: run it with sts run {arguments.pipeline}")
+    prepare(recipe, sweep_folder(recipe))
+    run_sweep(recipe)
+    return 0

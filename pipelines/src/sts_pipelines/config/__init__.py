@@ -1,0 +1,1 @@
+"""Typed values: what a pipeline is, and how it is read from flags, YAML and run folders."""

@@ -1,0 +1,103 @@
+"""Overrides of any config field, typed on the command line as `--section.field value`, and the help that lists them."""
+
+import ast
+import copy
+import dataclasses
+import functools
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sts_pipelines.config.plain import BareFlag, FlagText, leaves, paths, section_at
+from sts_pipelines.errors import UsageError
+
+Flag = tuple[list[str], FlagText]
+
+
+def apply_flags(plain: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
+    """`plain` with every override in `tokens` written into it; `from_dict` then checks names and values."""
+    return set_flags(plain, read_flags(tokens))
+
+
+def set_flags(plain: Mapping[str, Any], flags: Iterable[Flag]) -> dict[str, Any]:
+    """`plain` with the values of `flags` written into it."""
+    result = copy.deepcopy(dict(plain))
+    for path, text in flags:
+        section = result
+        for name in path[:-1]:
+            inner = section.get(name)
+            section[name] = inner if isinstance(inner, dict) else _new_section(section)
+            section = section[name]
+        section[path[-1]] = text
+    return result
+
+
+def _new_section(siblings: Mapping[str, Any]) -> dict[str, Any]:
+    """Empty; but a new teacher beside others treats buffers as the first of them: the method needs them so."""
+    others = list(siblings.values())
+    if others and all(isinstance(other, dict) and "buffers" in other for other in others):
+        return {"buffers": others[0]["buffers"]}
+    return {}
+
+
+def read_flags(tokens: Sequence[str]) -> Iterator[Flag]:
+    """Path and text of every override.
+
+    Both `--data.root X` and `--data.root=X` are read, dashes and underscores are the same, and a flag without a
+    value means true. A list is written a,b or '[a, b]', one of lists '[[a, b], [c, d]]', an empty one '[]'.
+    """
+    pending = list(tokens)
+    while pending:
+        flag = pending.pop(0)
+        if not flag.startswith("--") or flag == "--":
+            raise UsageError(
+                f"overrides are written --section.field value, got {flag!r}: put its flag before the value"
+            )
+        name, equals, value = flag[2:].partition("=")
+        path = name.replace("-", "_").split(".")
+        if equals:
+            yield path, FlagText(value)
+        elif pending and not pending[0].startswith("--"):
+            yield path, FlagText(pending.pop(0))
+        else:
+            yield path, BareFlag("true")
+
+
+def describe_flags(cls: type, plain: Mapping[str, Any]) -> str:
+    """One entry for each flag that `plain` can be overridden with: its name, present value and meaning."""
+    values = dict(leaves(plain))
+    lines: list[str] = []
+    for path in paths(cls, plain):
+        names = path.split(".")
+        doc = field_docs(section_at(cls, plain, names)).get(names[-1], "")
+        lines.append(f"--{path.replace('_', '-')}  ({values.get(path)})")
+        lines.extend(textwrap.wrap(doc, width=110, initial_indent="    ", subsequent_indent="    "))
+    return "\n".join(lines)
+
+
+@functools.cache
+def field_docs(cls: type) -> Mapping[str, str]:
+    """The line written under each field of a dataclass and of the dataclasses flattened into it."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, line in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(line, ast.Expr):
+                docs[field.target.id] = _text(line)
+    return docs | _flattened_docs(cls)
+
+
+def _text(line: ast.Expr) -> str:
+    value = line.value.value if isinstance(line.value, ast.Constant) else ""
+    return " ".join(str(value).split())
+
+
+def _flattened_docs(cls: type) -> dict[str, str]:
+    docs: dict[str, str] = {}
+    for field in dataclasses.fields(cls):
+        if field.metadata.get("flatten"):
+            docs |= field_docs(typing.get_type_hints(cls)[field.name])
+    return docs

@@ -1,0 +1,1 @@
+"""What is looked at before and after a run."""

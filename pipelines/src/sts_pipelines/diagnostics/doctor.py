@@ -1,0 +1,131 @@
+"""What a run folder, a checkpoint or a backbone is, and whether a run can go on from it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sts_core.errors import StsError
+from sts_eval import read_results
+from sts_methods import load_backbone
+from sts_methods.runs.checkpoint import CheckpointError, CheckpointStore, read_checkpoint
+from sts_pipelines.config.run_folder import read_run, run_folders
+from sts_pipelines.errors import UsageError
+
+NEEDED = ("method", "optimizer", "scaler", "smoother")
+"""Parts of a checkpoint without which a run cannot go on."""
+
+
+def examine(path: str) -> tuple[str, bool]:
+    """A description of `path`, and whether it is healthy: resumable, or for a backbone intact."""
+    place, *others = run_folders(path)
+    if others or place != Path(path):
+        found = [examine(str(run)) for run in (place, *others)]
+        return "\n\n".join(text for text, _ in found), all(healthy for _, healthy in found)
+    if place.suffix == ".safetensors" and place.is_file():
+        return _backbone(place)
+    if (place / "manifest.json").is_file():
+        lines, healthy = _checkpoint(place)
+        return "\n".join([f"checkpoint {place}", *lines, _verdict(healthy)]), healthy
+    if (place / "checkpoints").is_dir() or (place / "config.yaml").is_file():
+        return _run(place)
+    problem = "has no config.yaml and no manifest.json" if place.is_dir() else "is none of them"
+    raise UsageError(
+        f"sts doctor needs a run folder, a checkpoint folder or a backbone (.safetensors), {path} "
+        f"{problem if place.exists() else 'does not exist'}: check the path"
+    )
+
+
+def _run(folder: Path) -> tuple[str, bool]:
+    store = CheckpointStore(folder / "checkpoints")
+    damage = [*_damage(folder / "config.yaml", read_run), *_damage(folder / "results.json", _results)]
+    lines = [f"run {folder}", *_networks_saved(folder), *damage, *([] if damage else _results(folder))]
+    intact: list[int] = []
+    for step in reversed(store.steps()):
+        detail, healthy = _checkpoint(store.path(step))
+        intact += [step] if healthy else []
+        # The newest intact one is described in full, the others in a word.
+        first = healthy and len(intact) == 1
+        lines += [f"checkpoint at step {step}: {'intact' if healthy else 'DAMAGED'}"]
+        lines += detail if first or not healthy else []
+    if not store.steps():
+        lines.append("no checkpoints yet: it would start from the beginning")
+    elif intact and intact[0] != store.steps()[-1]:
+        lines.append(f"the newest checkpoint is damaged: it would go on from step {intact[0]}")
+    healthy = bool(intact) and not damage
+    return "\n".join([*lines, _verdict(healthy)]), healthy
+
+
+def _damage(file: Path, read: Callable[[Path], object]) -> list[str]:
+    """What is wrong with a file that `read` reads from a run folder, in a line, if anything is."""
+    if file.name == "config.yaml" and not file.exists():
+        return [f"{file.name}: MISSING, the command that made the run writes it again"]
+    try:
+        read(file.parent)
+    except StsError as error:
+        return [f"{file.name}: DAMAGED ({' '.join(str(error).split())})"]
+    return []
+
+
+def _networks_saved(folder: Path) -> list[str]:
+    lines = []
+    for network in ("teacher", "student"):
+        if (folder / f"{network}.safetensors").is_file():
+            _, healthy = _backbone(folder / f"{network}.safetensors")
+            lines.append(f"{network}: {'saved, intact' if healthy else 'DAMAGED'}")
+        else:
+            lines.append(f"{network}: not saved yet, training has not finished")
+    return lines
+
+
+def _results(folder: Path) -> list[str]:
+    if not (folder / "results.json").is_file():
+        return []
+    names = sorted({f"{entry['evaluation']} ({entry['network']})" for entry in read_results(folder).entries})
+    return [f"results: {', '.join(names)}"]
+
+
+def _checkpoint(folder: Path) -> tuple[list[str], bool]:
+    try:
+        state = read_checkpoint(folder)
+    except (CheckpointError, RuntimeError) as error:
+        return [f"  {' '.join(str(error).split())}"], False
+    missing = [name for name in NEEDED if state.get(name) is None]
+    lines = [*_describe(state), *(f"  MISSING: {name}" for name in missing)]
+    return lines, not missing
+
+
+def _describe(state: dict[str, Any]) -> list[str]:
+    meta = state["meta"]
+    config, metrics = meta["config"], meta["metrics"]
+    smoothing = config["smoothing"]
+    applied = f"m={metrics.get('momentum', '?')}, p={metrics.get('preserve_probability', '?')}"
+    return [
+        f"  method: {config['method']['name']}, backbone {config['method'].get('backbone', '?')}",
+        f"  step: {meta['step']:,} (epoch {meta['epoch']:.2f}), written by {meta['world_size']} workers",
+        f"  smoothing: m={smoothing['momentum']}, p={smoothing['preserve_probability']}, {smoothing['granularity']}s, "
+        f"schedule {config['momentum_schedule']}; last applied {applied}",
+        f"  teacher's buffers: {smoothing['buffers']}",
+        f"  networks: {_networks(state['method'])}",
+        f"  label split: {meta['label_split'] or 'none, all images are unlabelled'}",
+        f"  bank: {', '.join(config['bank']) or 'none'}",
+    ]
+
+
+def _networks(tensors: dict[str, Any]) -> str:
+    names = {name: [key for key in tensors if key.startswith(f"{name}.")] for name in ("student", "teacher")}
+    others = sorted({key.split(".")[0] for key in tensors} - set(names))
+    parts = [f"{name} with {len(keys)} tensors" for name, keys in names.items() if keys]
+    return ", ".join([*parts, *others])
+
+
+def _backbone(path: Path) -> tuple[str, bool]:
+    try:
+        _, manifest = load_backbone(path)
+        what = f"{manifest['network']} of {manifest['method']} at step {manifest['step']:,}"
+        return f"backbone {path}: {what}, {manifest['backbone']}, {manifest['tensors']} tensors, intact", True
+    except Exception as error:  # whatever is wrong with the file is the finding
+        return f"backbone {path}: DAMAGED ({' '.join(str(error).split())})", False
+
+
+def _verdict(healthy: bool) -> str:
+    return "everything needed to resume is there and intact" if healthy else "NOT RESUMABLE"

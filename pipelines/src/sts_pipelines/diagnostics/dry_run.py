@@ -1,0 +1,190 @@
+"""A dry run: the pipeline is built and takes a step on fake data, and Ray places the workers on a pretended machine."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from sts_core import Smoother
+from sts_methods import Batch, build_method
+from sts_methods.training.optimizers import build_optimizer
+from sts_pipelines.config.pipeline import PipelineConfig, Recipe, SweepConfig, base_of
+from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
+from sts_pipelines.errors import UsageError
+from sts_pipelines.launch.placement import fits
+from sts_pipelines.sweep.trials import cells_of
+
+GRANULARITIES = ("layer", "module", "channel", "neuron")
+
+
+PRETENDED_GPUS, PRETENDED_CPUS = 8, 96
+
+
+IMAGES = {"imagefolder": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "digits": 1_438}
+"""Training images, where the name says it: ImageNet's for a folder of images."""
+
+
+FAKE_BATCH = 4
+
+
+def check_recipe(recipe: Recipe, *, placement: bool) -> str:
+    """A text with all findings; raises where the pipeline could not run."""
+    pipeline = base_of(recipe)
+    check_evaluations(pipeline)
+    if pipeline.training.data.root is not None:
+        check_data(pipeline)
+    method = build_method(pipeline.training.method, seed=pipeline.training.seed)
+    cells = cells_of(recipe) if isinstance(recipe, SweepConfig) else []
+    one_student = isinstance(recipe, SweepConfig) and recipe.sweep.one_student
+    bank = len(cells) if one_student else len(pipeline.training.bank)
+    lines = [*_size(method), *_units(method), *_schedule(pipeline), *_memory(pipeline, method, bank=bank)]
+    lines += _one_step(pipeline, method)
+    if cells:
+        lines.append(f"sweep: {len(cells)} cells")
+    if placement:
+        lines.append(_placement(pipeline))
+    return "\n".join([f"{pipeline.name}", *lines, "check passed"])
+
+
+def _size(method: Any) -> list[str]:
+    student, teacher = (sum(p.numel() for p in net.parameters()) for net in (method.student, method.teacher))
+    backbone = sum(p.numel() for p in method.backbone("teacher").parameters())
+    return [f"parameters: student {student:,}, teacher {teacher:,}, backbone {backbone:,}"]
+
+
+def _units(method: Any) -> list[str]:
+    """How many independent draws an update makes, by granularity."""
+    named = dict(method.teacher.named_parameters())
+    counts = {
+        "layer": len(named),
+        "module": len({name.rpartition(".")[0] for name in named}),
+        "channel": sum(p.shape[0] if p.ndim else 1 for p in named.values()),
+        "neuron": sum(p.numel() for p in named.values()),
+    }
+    return ["units: " + ", ".join(f"{counts[name]:,} {name}s" for name in GRANULARITIES)]
+
+
+def _schedule(pipeline: PipelineConfig) -> list[str]:
+    training, workers = pipeline.training, max(1, pipeline.cluster.num_workers)
+    per_worker = training.global_batch_size // workers // training.accumulation
+    semi = training.data.recipe in ("fixmatch", "mean_teacher")
+    extra = f" labelled and {per_worker * training.data.unlabelled_ratio} unlabelled" if semi else ""
+    lines = [
+        f"batch: {training.global_batch_size} = {workers} workers x {training.accumulation} micro-batches "
+        f"x {per_worker}{extra} images"
+    ]
+    images = IMAGES.get(training.data.dataset)
+    if images is None:
+        return [*lines, f"steps: {training.steps or f'{training.epochs} epochs of your data'}"]
+    consumed = training.global_batch_size * (training.data.unlabelled_ratio if semi else 1)
+    per_epoch = images // consumed
+    total = training.total_steps(per_epoch)
+    return [*lines, f"steps: {total:,} ({per_epoch:,} an epoch of {images:,} images)"]
+
+
+def _memory(pipeline: PipelineConfig, method: Any, *, bank: int) -> list[str]:
+    """Weights, gradients, moments and teachers in float32, and activations that grow with the views per worker."""
+    training = pipeline.training
+    student = sum(p.numel() for p in method.student.parameters())
+    teachers = sum(p.numel() for p in method.teacher.parameters()) * (1 + bank)
+    buffers = sum(b.numel() for b in method.buffers())
+    moments = 2 if training.optimizer.name == "adamw" else 1
+    fixed = 4 * ((2 + moments) * student + teachers + buffers)
+    workers = max(1, pipeline.cluster.num_workers)
+    per_worker = training.global_batch_size // workers // training.accumulation
+    sizes = _view_sizes(pipeline)
+    if training.data.num_labels:
+        sizes = [training.data.image_size, *sizes * training.data.unlabelled_ratio]
+    width = 2 if training.precision != "float32" else 4
+    backbone = method.backbone("student")
+    activations = width * per_worker * sum(sizes.count(size) * _activations(backbone, size) for size in set(sizes))
+    return [
+        f"memory per worker, estimated: {_gib(fixed + activations)} ({_gib(fixed)} weights and optimizer, "
+        f"{_gib(activations)} activations of {per_worker * len(sizes)} views)"
+    ]
+
+
+def _view_sizes(pipeline: PipelineConfig) -> list[int]:
+    """The side of every view of an image: DINO's local crops are smaller."""
+    data = pipeline.training.data
+    return [getattr(view, "size", None) or data.image_size for view in data.views()]
+
+
+def _activations(backbone: nn.Module, image_size: int) -> int:
+    """Numbers that the backward pass keeps per image: the outputs of all leaf modules."""
+    total = 0
+
+    def count(module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal total
+        total += output.numel() if isinstance(output, torch.Tensor) else 0
+
+    leaves = [module for module in backbone.modules() if not list(module.children())]
+    handles = [module.register_forward_hook(count) for module in leaves]
+    training = backbone.training
+    with torch.no_grad():
+        backbone.eval()(torch.zeros(1, 3, image_size, image_size))
+    backbone.train(training)
+    for handle in handles:
+        handle.remove()
+    return total
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
+
+
+def _one_step(pipeline: PipelineConfig, method: Any) -> list[str]:
+    """Loss, gradient, optimizer step and teacher update on noise."""
+    started = time.perf_counter()
+    training = pipeline.training
+    optimizer = build_optimizer(method, training.optimizer)
+    smoother = Smoother(student=method.student, teacher=method.teacher, config=training.smoothing, seed=training.seed)
+    batch = next(_fake_batches(pipeline))
+    loss = method(batch).loss
+    if not loss.isfinite():
+        raise UsageError(f"the loss of the first step must be finite, got {loss.item()}: check the method's numbers")
+    loss.backward()
+    optimizer.step()
+    smoother.update()
+    seconds = time.perf_counter() - started
+    return [f"one step on {len(batch.indices)} fake images: loss {loss.item():.3f}, {seconds:.1f} s on this CPU"]
+
+
+def _fake_batches(pipeline: PipelineConfig) -> Iterator[Batch]:
+    """Noise of the shape that the data would have: as many views, of the same sizes."""
+    training = pipeline.training
+    generator = torch.Generator().manual_seed(training.seed)
+    groups = getattr(training.method, "bn_groups", 1)
+    count = max(FAKE_BATCH, 2 * groups)
+
+    def noise(side: int) -> torch.Tensor:
+        return torch.randn(count, 3, side, side, generator=generator)
+
+    semi = training.data.recipe in ("fixmatch", "mean_teacher")
+    classes = getattr(training.method, "num_classes", 10)
+    yield Batch(
+        views=tuple(noise(side) for side in _view_sizes(pipeline)),
+        indices=torch.arange(count),
+        step=0,
+        labelled=noise(training.data.image_size) if semi else None,
+        labels=torch.randint(classes, (count,), generator=generator) if semi else None,
+    )
+
+
+def _placement(pipeline: PipelineConfig) -> str:
+    """Whether Ray can place the workers on a machine that claims to have 8 GPUs; nothing runs on it."""
+    cluster = pipeline.cluster
+    if cluster.num_workers == 0:
+        return "placement: none, training runs in process"
+    bundle: dict[str, float] = {"CPU": cluster.cpus_per_worker} | ({"GPU": 1.0} if cluster.use_gpu else {})
+    wanted = f"{cluster.num_workers} workers with {' and '.join(f'{n:g} {kind}' for kind, n in bundle.items())} each"
+    machine = f"a pretended machine with {PRETENDED_GPUS} GPUs and {PRETENDED_CPUS} CPUs"
+    request = {"num_cpus": PRETENDED_CPUS, "num_gpus": PRETENDED_GPUS, "bundles": [bundle] * cluster.num_workers}
+    if not fits(request):
+        raise UsageError(
+            f"{wanted} do not fit on {machine}: lower cluster.num-workers or cluster.cpus-per-worker, or leave the "
+            "placement out (--no-placement) if your cluster is larger"
+        )
+    return f"placement: {wanted} fit on {machine}"

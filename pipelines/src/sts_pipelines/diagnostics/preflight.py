@@ -1,0 +1,63 @@
+"""What would stop a pipeline later, found before it starts."""
+
+from pathlib import Path
+
+from sts_eval.detection.backends.choice import require_backend
+from sts_methods.data.batches import evaluation_data
+from sts_methods.data.config import DataConfig
+from sts_methods.data.datasets import open_source
+from sts_methods.data.sources import Split
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.plain import kind_of
+from sts_pipelines.errors import UsageError
+
+
+def check_evaluations(pipeline: PipelineConfig) -> None:
+    """Raise where an evaluation that is asked for could not follow the training."""
+    evaluation, method = pipeline.evaluation, pipeline.training.method
+    if pipeline.training.data.dataset == "images" and (names := _on_labelled_images(pipeline)):
+        raise UsageError(
+            f"{', '.join(names)} need labelled images, and dataset images has none: train on an imagefolder, or take "
+            "them out of evaluation.after-training and let sts evaluate show another dataset to the networks"
+        )
+    if "few-labels" in evaluation.after_training and not hasattr(method, "num_classes"):
+        raise UsageError(
+            f"few-labels measures the classifier that a method trains, and {kind_of(type(method))} trains none: take "
+            "it out of evaluation.after-training (linear and knn need no classifier), or train fixmatch or mean_teacher"
+        )
+    if "voc" in evaluation.after_training and pipeline.cluster.address is None:  # else the workers may have it
+        require_backend(evaluation.voc.backend)
+
+
+def _on_labelled_images(pipeline: PipelineConfig) -> list[str]:
+    """The evaluations asked for that show the dataset's own images: all but detection."""
+    return [name for name in pipeline.evaluation.after_training if name != "voc"]
+
+
+def check_data(pipeline: PipelineConfig) -> None:
+    """Raise, as the dataset would, where files of the training or of an evaluation that follows are not there.
+
+    What may be downloaded is left to the workers.
+    """
+    if pipeline.cluster.address is not None:  # the workers of another cluster see other disks
+        return
+    data, evaluation = pipeline.training.data, pipeline.evaluation
+    _check_split(data, "train")
+    if _on_labelled_images(pipeline):
+        _check_split(data, "test")
+        if data.dataset == "arrays":  # one file, which may lack labels
+            evaluation_data(data)
+    folders = {"imagenet-c": evaluation.imagenet_c_root, "voc": evaluation.voc.data_root}
+    flags = {"imagenet-c": "--evaluation.imagenet-c-root", "voc": "--evaluation.voc.data-root"}
+    for name, folder in folders.items():
+        if name in evaluation.after_training and folder is not None and not Path(folder).is_dir():
+            raise UsageError(f"{name} needs its images, and {folder} is not a folder: set {flags[name]}")
+
+
+def _check_split(data: DataConfig, split: Split) -> None:
+    """Folders are only looked for, since listing a million files takes long."""
+    names = {"train": ("train",), "test": ("val", "test")}[split] if data.dataset == "imagefolder" else ("",)
+    downloaded = data.dataset in ("cifar10", "cifar100") and data.root is not None
+    there = data.root is not None and any((Path(data.root) / name).exists() for name in names)
+    if not (data.dataset == "digits" or downloaded or there):
+        open_source(data.dataset, data.root, split, image_size=data.image_size)

@@ -1,0 +1,1 @@
+"""Trains pipelines, in this process or by workers on Ray."""

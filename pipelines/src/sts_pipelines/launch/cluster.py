@@ -1,0 +1,261 @@
+"""Joining a Ray cluster, or starting a small, quiet one of our own that is gone when the command ends."""
+
+import contextlib
+import fcntl
+import math
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sts_pipelines.config.pipeline import ClusterConfig
+from sts_pipelines.config.storage_path import private_folder
+from sts_pipelines.errors import RunError, UsageError, first_line
+
+# Tune's trial actor only waits for its workers, but Tune refuses to start one that asks for nothing.
+TRIAL_CPUS = 0.01
+_OBJECT_STORE_BYTES = 128 << 20  # the data goes through torch loaders, not through Ray's object store
+
+_SECONDS_TO_ANSWER = 10.0
+_MARK = "owned"
+
+
+def prepare_environment(*, local: bool) -> None:
+    """Settings that Ray reads when it is imported; whatever the user has set stays."""
+    settings = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # `uv run` would make Ray zip the repository and build a new environment for every session.
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        # Workers keep the working directory, so relative data paths mean the same everywhere.
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",
+        # The older console of Tune is the one that can be silenced; sweeps print lines of their own.
+        "RAY_AIR_NEW_OUTPUT": "0",
+        # Tune would answer Ctrl-C by ending as if all had been done.
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    }
+    if local:
+        settings |= {
+            "RAY_AUTH_MODE": "token",  # otherwise Ray writes a token into the home directory
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a misnomer: 0 binds the cluster to 127.0.0.1 on Linux
+            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+            "RAY_worker_niceness": "0",  # 15 by default: starved on a shared machine
+            "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+            # Ray would kill our workers when other programs fill the machine's memory; that is the kernel's business.
+            "RAY_memory_monitor_refresh_ms": "0",
+            "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # also how fast a lost worker is noticed
+        }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def ray_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
+    """A connection to the cluster at `config.address`, or a local cluster with room for `num_cpus` logical CPUs.
+
+    A connection that exists already is used and left open. Logs of a local cluster stay when the body fails.
+    """
+    prepare_environment(local=config.address is None)
+    import ray
+
+    if ray.is_initialized():
+        yield
+    elif config.address is None:
+        with _local_cluster(config, num_cpus=num_cpus), _plain_interrupts():
+            yield
+    else:
+        _connect(config)
+        try:
+            with _plain_interrupts():
+                yield
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _plain_interrupts() -> Iterator[None]:
+    """Ray Train answers Ctrl-C with sys.exit, and leaves its handler behind: make it a KeyboardInterrupt again."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as error:
+        raise KeyboardInterrupt from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
+
+
+def local_resources() -> dict[str, float]:
+    """What this machine has to offer to workers."""
+    import torch
+
+    return {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+
+
+def _connect(config: ClusterConfig) -> None:
+    """Join the cluster at `config.address`; one that is too small may grow, so the user is told what is waited for."""
+    import ray
+
+    address = str(config.address)
+    _check_reachable(address)
+    # For the actor that frees a stopped trial's resources, on a head node with several clusters (see _only_cluster).
+    named = address != "auto" and "://" not in address
+    runtime_env = {"env_vars": {"RAY_ADDRESS": address}} if named else None
+    try:
+        ray.init(address=config.address, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # no cluster there, or one of another version
+        raise RunError(f"cannot join the Ray cluster at {config.address}: {first_line(error)}") from error
+    workers = config.min_workers or config.num_workers
+    needed = {"CPU": workers * config.cpus_per_worker, "GPU": float(workers * config.use_gpu)}
+    found = ray.cluster_resources()
+    for kind, amount in needed.items():
+        if found.get(kind, 0.0) < amount:
+            print(
+                f"waiting: the workers need {amount:g} {kind}s, the cluster has {found.get(kind, 0.0):g} so far ...",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _check_reachable(address: str) -> None:
+    """Ray would knock at an address where nobody answers for ten minutes and more."""
+    host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
+    if not port.isdigit():  # "auto" and the like are Ray's own to resolve
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        raise RunError(
+            f"cannot join the Ray cluster at {address}: nothing answers there ({error}); start it (ray start --head), "
+            "or leave cluster.address out for a cluster on this machine"
+        ) from error
+
+
+def _check_gpus(config: ClusterConfig) -> None:
+    """A cluster of one machine never grows: Ray would wait for missing GPUs for ever, without a word."""
+    workers, found = config.min_workers or config.num_workers, local_resources()["GPU"]
+    if config.use_gpu and found < workers:
+        raise UsageError(
+            f"{workers} workers need a GPU each, but this machine has {found:g}: lower cluster.num-workers, train on "
+            "the CPU (--cluster.use-gpu false), or join a cluster (--cluster.address)"
+        )
+
+
+@contextlib.contextmanager
+def session_folder() -> Iterator[Path]:
+    """A new folder for Ray's sockets and logs, removed at the end; those of commands that were killed are removed too.
+
+    Its mark, locked while we live, is what lets a folder be removed: one without (see `keep`) stays. It is not in the
+    run folder because the path of a socket may have at most 107 bytes.
+    """
+    parent = _folder_of_sessions()
+    with _locked(parent):  # or others would take a folder whose mark is not locked yet for a killed command's
+        for old in parent.iterdir():
+            if _is_abandoned(old):
+                shutil.rmtree(old, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix="", dir=parent))
+        mark = (folder / _MARK).open("w")
+        fcntl.flock(mark, fcntl.LOCK_EX)
+    with mark:
+        try:
+            yield folder
+        finally:
+            if (folder / _MARK).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep(session: Path) -> None:
+    """Let a session's folder stay, with its logs."""
+    (session / _MARK).unlink()
+
+
+def _folder_of_sessions() -> Path:
+    """The folder of this user's sessions."""
+    return private_folder(Path("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()) / f"sts-ray-{os.getuid()}")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_abandoned(session: Path) -> bool:
+    """Whether the folder has our mark and nobody holds its lock."""
+    try:
+        with (session / _MARK).open() as mark:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # no mark, or a lock that is held
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
+    import ray
+
+    _check_gpus(config)
+    with session_folder() as session:
+        print("starting Ray on this machine ...", file=sys.stderr, flush=True)
+        try:
+            _start(config, session, num_cpus=num_cpus)
+            yield
+        except Exception:
+            keep(session)
+            print(f"sts: Ray's logs are in {session}/session_latest/logs", file=sys.stderr)
+            raise
+        finally:
+            ray.shutdown()
+
+
+def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
+    import ray
+
+    options: dict[str, Any] = {} if config.dashboard_port is None else {"dashboard_port": config.dashboard_port}
+    current = session / "ray" / "ray_current_cluster"
+    current.parent.mkdir()
+    try:
+        with _only_cluster(session):
+            connection = ray.init(
+                address="local",  # whatever RAY_ADDRESS says: joining a cluster is cluster.address
+                num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
+                # The dashboard also serves the State API, without which stopped trials never free their resources.
+                include_dashboard=True,
+                dashboard_host="127.0.0.1",
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=str(session),
+                log_to_driver=False,
+                logging_level="ERROR",
+                **options,
+            )
+    except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting
+        raise RunError(f"Ray could not be started on this machine: {first_line(error)}") from error
+    current.write_text(connection.address_info["gcs_address"])
+    print(f"Ray's dashboard is at http://{connection.dashboard_url}; starting workers ...", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _only_cluster(session: Path) -> Iterator[None]:
+    """Let processes that are started now look for their cluster in `session`, and not in what the machine shares.
+
+    The actor that frees a stopped trial's resources asks "the" cluster of the machine about the trial. Where there is
+    another one, or RAY_ADDRESS names one, it would ask there, and never free anything.
+    """
+    shared = {name: os.environ.pop(name, None) for name in ("RAY_ADDRESS", "RAY_TMPDIR")}
+    os.environ["RAY_TMPDIR"] = str(session)
+    try:
+        yield
+    finally:
+        del os.environ["RAY_TMPDIR"]
+        os.environ.update({name: value for name, value in shared.items() if value is not None})

@@ -1,0 +1,101 @@
+"""One pipeline and the folder that its run lives in."""
+
+import contextlib
+import fcntl
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sts_eval.results import write_atomically
+from sts_methods.runs.checkpoint import CheckpointStore
+from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, plain_of
+from sts_pipelines.config.plain import from_dict, to_dict
+from sts_pipelines.config.storage_path import is_uri
+from sts_pipelines.config.yaml_text import write_yaml
+from sts_pipelines.errors import UsageError
+from sts_pipelines.evaluation.settings import is_evaluated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One pipeline and the folder that its run lives in."""
+
+    label: str
+    pipeline: PipelineConfig
+    folder: Path
+    bank_folder: Path | None = None
+    """Where the results of the bank's teachers go, one folder for each, if there is a bank."""
+    train: bool = True
+    """False only evaluates what an earlier run has left."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values, which is all that crosses to the workers."""
+        bank = None if self.bank_folder is None else str(self.bank_folder)
+        plain = {"label": self.label, "pipeline": to_dict(self.pipeline), "folder": str(self.folder)}
+        return plain | {"bank_folder": bank, "train": self.train}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Job":
+        return cls(
+            label=plain["label"],
+            pipeline=from_dict(PipelineConfig, plain["pipeline"]),
+            folder=Path(plain["folder"]),
+            bank_folder=None if plain["bank_folder"] is None else Path(plain["bank_folder"]),
+            train=plain["train"],
+        )
+
+
+def _is_complete(job: Job) -> bool:
+    """Whether the run in this folder was trained to its end and holds every result that is asked for.
+
+    The folder's name is a digest of all that decides the weights, so saved networks are those of this config, unless
+    somebody has taken their checkpoint away to train the last steps again.
+    """
+    manifest = job.folder / "teacher.json"
+    if job.bank_folder is not None or is_uri(job.pipeline.cluster.storage_path) or not manifest.is_file():
+        return False
+    newest = CheckpointStore(job.folder / "checkpoints").newest_intact()
+    trained = newest is None or newest == json.loads(manifest.read_text())["step"]
+    return trained and is_evaluated(job.folder, job.pipeline)
+
+
+def write_config(job: Job) -> None:
+    """Leave the resolved config in the run folder, atomically; an evaluation leaves the one that is there."""
+    if not job.train:
+        return
+    try:
+        write_atomically(job.folder / "config.yaml", write_yaml(plain_of(job.pipeline)))
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"cannot write to {job.folder} ({reason}): free it, or set cluster.storage-path") from error
+
+
+@contextlib.contextmanager
+def run_lock(folder: Path, *, patience_seconds: float = 60.0) -> Iterator[None]:
+    """Only one group of workers writes to a run folder; those of a killed driver need some seconds to vanish."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as file:
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    message = f"{folder} is being written to by another run: wait for it, or stop it first"
+                    raise UsageError(message) from None
+                time.sleep(0.2)
+        yield
+
+
+def jobs_of(recipe: PipelineConfig | ComparisonConfig) -> list[Job]:
+    """A pipeline is one job in its own folder; a comparison has one job, in a folder inside its own, per variant."""
+    if isinstance(recipe, PipelineConfig):
+        return [Job(label=recipe.name, pipeline=recipe, folder=recipe.folder)]
+    return [
+        Job(label=label, pipeline=pipeline, folder=recipe.folder / label)
+        for label, pipeline in recipe.pipelines.items()
+    ]

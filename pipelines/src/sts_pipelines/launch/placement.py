@@ -1,0 +1,54 @@
+"""A Ray cluster that only claims its resources, in a process of its own: can a group of workers be placed on it?
+
+python -m sts_pipelines.launch.placement '{"num_cpus": 96, "num_gpus": 8, "bundles": [{"CPU": 8, "GPU": 1}]}'
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from sts_pipelines.errors import RunError
+
+_FITS, _DOES_NOT_FIT = 0, 3
+
+
+def fits(request: Mapping[str, Any]) -> bool:
+    """Ask Ray, in a process of its own since a process can be connected to one cluster only."""
+    command = [sys.executable, "-m", "sts_pipelines.launch.placement", json.dumps(request)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode not in (_FITS, _DOES_NOT_FIT):
+        reason = (finished.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RunError(f"Ray could not simulate the placement ({reason}): leave it out with --no-placement")
+    return finished.returncode == _FITS
+
+
+def _place(request: Mapping[str, Any]) -> int:
+    import ray
+
+    from sts_pipelines.launch.cluster import session_folder
+
+    with session_folder() as session:
+        ray.init(
+            address="local",
+            num_cpus=request["num_cpus"],
+            num_gpus=request["num_gpus"],
+            include_dashboard=False,
+            object_store_memory=128 << 20,
+            _temp_dir=str(session),
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        try:
+            group = ray.util.placement_group(request["bundles"], strategy="PACK")
+            return _FITS if group.wait(timeout_seconds=10) else _DOES_NOT_FIT
+        finally:
+            ray.shutdown()
+
+
+if __name__ == "__main__":
+    from sts_pipelines.launch.cluster import prepare_environment
+
+    prepare_environment(local=True)
+    sys.exit(_place(json.loads(sys.argv[1])))

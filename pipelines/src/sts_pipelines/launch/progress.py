@@ -1,0 +1,120 @@
+"""Live progress of runs in other processes: the driver follows the files that rank 0 writes into the run folders."""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TextIO
+
+from sts_eval.results import write_atomically
+from sts_methods.runs.progress_line import ProgressDisplay
+from sts_methods.runs.runtime import RunPlan
+
+_PLAN = "plan.json"
+
+
+def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
+    """Leave a note for the driver, atomically."""
+    note = {"label": label or "run", **asdict(replace(plan, config={}))}  # the config has a file of its own
+    write_atomically(folder / _PLAN, json.dumps(note), durable=False)
+
+
+class Watcher:
+    """Shows the runs in `folders` on `stream` while they are trained one after the other; a context manager."""
+
+    def __init__(self, folders: Sequence[Path], *, stream: TextIO | None = None, every_seconds: float = 0.5) -> None:
+        self.folders = list(folders)
+        self.stream = stream if stream is not None else sys.stderr
+        self.every_seconds = every_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+        self._since = time.time()
+
+    def __enter__(self) -> "Watcher":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def say(self, line: str) -> None:
+        """Print a line of its own."""
+        self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def _watch(self) -> None:
+        for position, folder in enumerate(self.folders, start=1):
+            if self._is_planned(folder):
+                self._follow(folder, later=self.folders[position:])
+
+    def _is_planned(self, folder: Path) -> bool:
+        """Waits until the present launch has written the note of this run; false when the launch is over."""
+        while True:
+            finished = self._stop.is_set()
+            if _modified(folder / _PLAN) >= self._since - 1.0:
+                return True
+            if finished:
+                return False
+            self._stop.wait(self.every_seconds)
+
+    def _follow(self, folder: Path, *, later: Sequence[Path]) -> None:
+        """Show a run to its end, or until it has failed and a later one goes on."""
+        plan, display, noted = self._open(folder)
+        step = plan.first_step
+        while step < plan.total_steps:
+            finished = self._stop.is_set() or any(_modified(other / _PLAN) > noted for other in later)
+            if _modified(folder / _PLAN) != noted:  # the workers were restarted and say where they go on
+                display.close()
+                plan, display, noted = self._open(folder)
+                step = plan.first_step
+            for metrics in _tail(folder / "metrics.jsonl", after=step):
+                step = int(metrics["step"])
+                display.show(metrics)
+            if finished:
+                break
+            self._stop.wait(self.every_seconds)
+        display.close()
+
+    def _open(self, folder: Path) -> tuple[RunPlan, ProgressDisplay, float]:
+        """Announce what the note says; the plan, its display and the time of the note."""
+        noted = _modified(folder / _PLAN)
+        note = json.loads((folder / _PLAN).read_text())
+        label, plan = note.pop("label"), RunPlan(**note)
+        start = f" from step {plan.first_step:,}" if plan.first_step else ""
+        self.say(f"{label}: {plan.total_steps:,} steps of {plan.images_per_step} images{start}")
+        display = ProgressDisplay(
+            total_steps=plan.total_steps, images_per_step=plan.images_per_step, stream=self.stream
+        )
+        return plan, display, noted
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0
+
+
+def _tail(path: Path, *, after: int) -> list[dict[str, float]]:
+    """The newest entries of a metrics file beyond a step; a line cut short is read the next time."""
+    entries: list[dict[str, float]] = []
+    for line in reversed(_last_lines(path)):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if entry.get("step", 0) <= after:
+            break
+        entries.append({key: value for key, value in entry.items() if isinstance(value, int | float)})
+    return entries[::-1]
+
+
+def _last_lines(path: Path, *, num_bytes: int = 1 << 16) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,112 @@
+"""Runs in object storage: a local run folder whose files are copied to and from a URI (s3://, gs://, file://).
+
+A run always works in a local folder, where checkpoints can be renamed into place. If the storage is a URI, rank 0
+copies what changed after every checkpoint, tensors before the manifest that vouches for them, and fetches it all before
+a resume.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sts_pipelines.config.storage_path import _place, is_uri
+from sts_pipelines.errors import RunError, UsageError
+
+
+class Mirror:
+    """A local folder and its copy at `uri`; only one process pushes."""
+
+    def __init__(self, uri: str, folder: Path) -> None:
+        from pyarrow import fs
+
+        try:
+            self.files, self.root = fs.FileSystem.from_uri(uri)
+        except Exception as error:  # pyarrow raises several kinds for a URI that it cannot use
+            raise UsageError(
+                f"cluster.storage-path must be a path or a URI that pyarrow opens, got {uri}: {error}"
+            ) from error
+        self.folder = folder
+        self._known: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def pull(self) -> None:
+        """Copy what is at the URI into the local folder, but for files that were changed here since."""
+        from pyarrow import fs
+
+        selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
+        with self._one_line_errors("from"):
+            for info in self.files.get_file_info(selector):
+                place = self.folder / Path(info.path).relative_to(self.root)
+                if info.type == fs.FileType.File and not _is_newer(place, info.mtime_ns):
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    self._copy(self.files, info.path, fs.LocalFileSystem(), str(place))
+                    if info.mtime_ns is not None:
+                        os.utime(place, ns=(info.mtime_ns, info.mtime_ns))
+                    self._known[self._name(place)] = self._stamp(place)
+
+    def push(self) -> None:
+        """Copy what changed since the last push, and remove what is gone; partial files and locks stay here."""
+        with self._lock, self._one_line_errors("to"):
+            paths = [path for path in self.folder.rglob("*") if path.is_file()]
+            present = {self._name(path): path for path in paths}
+            for name in sorted(present, key=lambda name: name.endswith("manifest.json")):
+                if not any(part.startswith(".") for part in Path(name).parts):
+                    with contextlib.suppress(FileNotFoundError):  # an old checkpoint that was removed just now
+                        self._push_file(name, present[name])
+            for name in [name for name in self._known if name not in present]:
+                self._remove(name)
+
+    def _push_file(self, name: str, path: Path) -> None:
+        from pyarrow import fs
+
+        stamp = self._stamp(path)
+        if self._known.get(name) != stamp:
+            self.files.create_dir(f"{self.root}/{Path(name).parent}", recursive=True)
+            self._copy(fs.LocalFileSystem(), str(path), self.files, f"{self.root}/{name}")
+            self._known[name] = stamp
+
+    @contextlib.contextmanager
+    def _one_line_errors(self, direction: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = " ".join(str(error).split())
+            raise RunError(
+                f"cannot copy the run {direction} {self.root} ({reason}): the same command goes on"
+            ) from error
+
+    def _remove(self, name: str) -> None:
+        del self._known[name]
+        try:
+            self.files.delete_file(f"{self.root}/{name}")
+        except OSError:  # it never was there
+            return
+
+    def _copy(self, source: Any, old: str, target: Any, new: str) -> None:
+        from pyarrow import fs
+
+        fs.copy_files(old, new, source_filesystem=source, destination_filesystem=target)
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    @staticmethod
+    def _stamp(path: Path) -> tuple[int, int]:
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
+
+
+def _is_newer(path: Path, mtime_ns: int | None) -> bool:
+    return mtime_ns is not None and path.is_file() and path.stat().st_mtime_ns > mtime_ns
+
+
+def mirror_of(storage_path: str, folder: Path) -> Mirror | None:
+    """The copy of a run folder, if its storage is a URI and the folder was not moved elsewhere since."""
+    _, place, name = folder.as_posix().partition(f"/{_place(storage_path)}/")
+    if not is_uri(storage_path) or not place:
+        return None
+    uri, *options = storage_path.split("?", 1)  # s3://bucket/runs?endpoint_override=...
+    return Mirror("?".join([f"{uri.rstrip('/')}/{name}", *options]), folder)

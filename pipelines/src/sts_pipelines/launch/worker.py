@@ -1,0 +1,86 @@
+"""What every worker does: train, save, evaluate."""
+
+import contextlib
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sts_core.distributed import rank
+from sts_core.errors import StsError
+from sts_eval.results import write_atomically
+from sts_methods.training.loop import fit
+from sts_pipelines.config.storage_path import is_uri
+from sts_pipelines.evaluation.bank import evaluate_bank
+from sts_pipelines.evaluation.evaluator import evaluate_run, measure_corruptions, measure_of
+from sts_pipelines.launch.job import Job, run_lock
+from sts_pipelines.launch.runtime import ProcessRuntime
+from sts_pipelines.launch.storage import mirror_of
+from sts_pipelines.launch.trackers import build_trackers
+
+
+def _surroundings(job: Job) -> dict[str, Any]:
+    """What a runtime is given besides its folder."""
+    storage = mirror_of(job.pipeline.cluster.storage_path, job.folder)
+    return {"label": job.label, "trackers": build_trackers(job.pipeline, job.folder), "mirror": storage}
+
+
+def train_job(job: Job, runtime: ProcessRuntime) -> None:
+    """Train, save the backbones and evaluate: what every rank does for a job, in process or on Ray."""
+    with run_lock(job.folder) if runtime.rank == 0 else contextlib.nullcontext():
+        if job.train:
+            fit(job.pipeline.training, runtime)
+            runtime.share()
+        else:
+            runtime.fetch()
+        evaluate_run(job.folder, job.pipeline, device=runtime.device)
+        if job.bank_folder is not None:
+            evaluate_bank(job.folder, job.pipeline, job.bank_folder, device=runtime.device)
+        if runtime.mirror is not None and runtime.rank == 0:
+            runtime.mirror.push()
+
+
+def share_corruptions(jobs: Sequence[Job], *, device: torch.device) -> None:
+    """Where several finished runs are evaluated on ImageNet-C, each image is shown to all of them at once."""
+    several = len(jobs) > 1 and not any(job.train or is_uri(job.pipeline.cluster.storage_path) for job in jobs)
+    if several and all("imagenet-c" in job.pipeline.evaluation.after_training for job in jobs):
+        with contextlib.ExitStack() as locks:
+            for folder in sorted({job.folder for job in jobs}) if rank() == 0 else ():
+                locks.enter_context(run_lock(folder))
+            measure_corruptions([(job.folder, job.pipeline) for job in jobs], device=device)
+
+
+def worker(config: dict[str, Any]) -> dict[str, Any]:
+    """What every Ray Train worker runs; returns an error that no restart can cure instead of raising it twice.
+
+    A worker that raises makes Ray restart the group, which is right for a lost machine and pointless for a wrong path
+    or a diverged loss. So such an error is noted in the run folder, and the restarted group hands it over and ends.
+    """
+    from sts_pipelines.launch.ray_runtime import RayRuntime, worker_device
+
+    logging.getLogger().setLevel(logging.WARNING)  # Ray logs a line for every report otherwise
+    note = Path(config["note"])
+    noted = _first_of_all_ranks(note.read_text() if note.exists() else None)
+    if noted is not None:
+        return dict(json.loads(noted))
+    try:
+        jobs = [Job.from_plain(plain) for plain in config["jobs"]]
+        share_corruptions(jobs, device=worker_device())
+        for job in jobs:
+            measure = None if config["measure"] is None else measure_of(job.pipeline, config["measure"])
+            train_job(job, RayRuntime(job.folder, **_surroundings(job), measure=measure))
+    except StsError as error:
+        write_atomically(note, json.dumps({"error": str(error)}))
+        raise
+    return {}
+
+
+def _first_of_all_ranks(text: str | None) -> str | None:
+    """The first text that any rank has: those on other machines may not see the note, and must end as well."""
+    texts: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, text)
+    return next((one for one in texts if one is not None), None)

@@ -1,0 +1,49 @@
+"""A whole grid of teachers from one training run, where the teacher does not influence training.
+
+With student pseudo-labels FixMatch's teacher only watches: 32 teachers of one student, kept by a `TeacherBank`, are bit
+for bit the teachers of 32 separate runs. Each cell gets a folder of its own with config and results, as if it had run.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sts_eval.results import write_atomically
+from sts_methods.runs.checkpoint import CheckpointStore
+from sts_pipelines.config.pipeline import SweepConfig
+from sts_pipelines.launch.driver import launch
+from sts_pipelines.launch.job import Job
+from sts_pipelines.sweep.outcomes import forget_errors, note_error
+from sts_pipelines.sweep.trials import Cell
+
+
+def train_one_student(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
+    """Train the student with all cells in its bank, and evaluate each of them into its own folder."""
+    pipeline = recipe.pipeline
+    bank = {cell.name: cell.smoothing for cell in cells}
+    training = replace(pipeline.training, bank=bank)
+    student = replace(pipeline, training=training)
+    job = Job(label=pipeline.name, pipeline=student, folder=folder / student.run_name, bank_folder=folder)
+    forget_errors(folder / cell.name for cell in cells)
+    launch([job], name=student.run_name, folder=job.folder)
+    _check_applied(job, cells, folder)
+    config = json.loads((job.folder / "config.json").read_text())
+    for cell in cells:
+        own = config | {"bank": {}, "smoothing": config["bank"][cell.name]}
+        write_atomically(folder / cell.name / "config.json", json.dumps(own, indent=1) + "\n")
+
+
+def _check_applied(job: Job, cells: Sequence[Cell], folder: Path) -> None:
+    """Mark the cells whose m and p are not those that the live bank applied last, as its last checkpoint records."""
+    state = CheckpointStore(job.folder / "checkpoints").latest()
+    applied = {} if state is None else state["bank"].get("applied", {})
+    for cell in cells:
+        sampled = {name: getattr(cell.smoothing, name) for name in ("momentum", "preserve_probability")}
+        got = {name: value for name, value in applied.get(cell.name, {}).items() if name in sampled}
+        if got != sampled:
+            note_error(
+                folder / cell.name,
+                f"{cell.name} was sampled with {sampled} but applied {got or 'nothing that is recorded'}: its result "
+                f"is void, remove {folder} to train all cells anew",
+            )

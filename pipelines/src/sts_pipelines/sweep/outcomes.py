@@ -1,0 +1,177 @@
+"""What a sweep has found, read from its trials' folders: the check that p and m were right, table, CSV, heat map."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sts_core import cosine_momentum
+from sts_eval import read_results
+from sts_eval.report.build import write_report
+from sts_eval.results import write_atomically
+from sts_methods.runs.metrics_log import MetricsLog
+from sts_methods.training.config import TrainingConfig
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.errors import RunError, TrialError
+from sts_pipelines.evaluation.settings import is_evaluated
+from sts_pipelines.launch.driver import Failed
+from sts_pipelines.launch.job import Job
+from sts_pipelines.sweep.trials import Cell, short
+from sts_pipelines.terminal import text_table, value_of
+
+# What differs between the cells of one sweep.
+SWEEP_NAMES = ("smoothing.momentum", "smoothing.preserve_probability", "smoothing.granularity")
+_FINISHED = "finished.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one cell."""
+
+    cell: Cell
+    value: float | None = None
+    """The metric that ranks trials; None for a trial that was stopped or failed."""
+    images_per_second: float | None = None
+    """Mean throughput of its training."""
+    stopped_at: int | None = None
+    """The step at which a search gave it up."""
+    error: str | None = None
+    """Why it failed."""
+
+
+def check_applied(job: Job) -> dict[str, float]:
+    """Raise unless every logged step of the run applied the sampled p and the scheduled m; then it counts as finished.
+
+    The logged values come from the live smoother, not from the config: a sweep whose trials all train with the same
+    values is caught here. Returns the last step, and the m and p that it applied.
+    """
+    lines = MetricsLog(job.folder / "metrics.jsonl").read()
+    updates = [line for line in lines if "preserve_probability" in line]
+    if not updates:
+        raise TrialError(f"{job.label} must log the p and m that it applied, got none: look at its metrics.jsonl")
+    total = int(lines[-1]["step"])
+    p = job.pipeline.training.smoothing.preserve_probability
+    for line in updates:
+        momenta = _scheduled(job.pipeline.training, line, total_steps=total)
+        if not (any(_same(line["momentum"], m) for m in momenta) and _same(line["preserve_probability"], p)):
+            raise TrialError(
+                f"{job.label} was sampled with m={momenta[-1]} and p={p} but applied m={line['momentum']} and "
+                f"p={line['preserve_probability']} at step {line['step']}: its result is void, remove {job.folder} "
+                f"to train it anew"
+            )
+    content = {
+        "step": total,
+        "momentum": updates[-1]["momentum"],
+        "preserve_probability": updates[-1]["preserve_probability"],
+    }
+    write_atomically(job.folder / _FINISHED, json.dumps(content) + "\n")
+    return content
+
+
+def _scheduled(training: TrainingConfig, line: Mapping[str, Any], *, total_steps: int) -> list[float]:
+    """The m that the last update before a logged line may have had.
+
+    Where no update was left out (after a loss that was not finite, or float16 gradients that overflowed), it is that of
+    the line's own step. The last of u updates, of which some were left out, belongs to any step from u on.
+    """
+    start = training.smoothing.momentum
+    if training.momentum_schedule == "constant" or start == 0:
+        return [start]
+    steps = range(int(line.get("num_updates", line["step"])) - 1, int(line["step"]))
+    return [cosine_momentum(step, total_steps=total_steps, start=start) for step in steps]
+
+
+def _same(applied: float, sampled: float) -> bool:
+    return abs(applied - sampled) <= 1e-12  # another machine's cosine may differ in the last digit
+
+
+def settle(jobs: Sequence[Job], failed: Sequence[Failed]) -> dict[str, float]:
+    """Mark the jobs of a trial that failed or applied other values, raise if any did, and return what was applied."""
+    errors = {job.label: str(error) for job, error in failed}
+    applied: dict[str, float] = {}
+    for job in jobs:
+        try:
+            if job.label not in errors:
+                applied = check_applied(job)
+        except TrialError as void:
+            errors[job.label] = str(void)
+        if job.label in errors:
+            note_error(job.folder, errors[job.label])
+    if errors:
+        raise RunError(f"{', '.join(errors)} failed: {'; '.join(errors.values())}")
+    return applied
+
+
+def note_error(folder: Path, error: str) -> None:
+    """Mark a cell as failed."""
+    write_atomically(folder / "error.json", json.dumps({"error": error}) + "\n")
+
+
+def forget_errors(folders: Iterable[Path]) -> None:
+    """A trial that starts again has neither failed nor been given up yet."""
+    for folder in folders:
+        (folder / "error.json").unlink(missing_ok=True)
+        (folder / "stopped.json").unlink(missing_ok=True)
+
+
+def mark_stopped(folder: Path, step: int) -> None:
+    """Note that a search gave this trial up, so that a resumed search does not take it up again."""
+    write_atomically(folder / "stopped.json", json.dumps({"step": step}) + "\n")
+
+
+def is_finished(folder: Path, pipeline: PipelineConfig, *, searching: bool = False) -> bool:
+    """Whether a trial has been trained, checked and evaluated as asked for now, or a search goes on that gave it up."""
+    if searching and (folder / "stopped.json").is_file():
+        return True
+    return (folder / _FINISHED).is_file() and is_evaluated(folder, pipeline)
+
+
+def outcomes(folder: Path, cells: Sequence[Cell], *, metric: str) -> list[Outcome]:
+    """What the trials' folders say about `cells`."""
+    return [_outcome(folder / cell.name, cell, metric) for cell in cells]
+
+
+def _outcome(folder: Path, cell: Cell, metric: str) -> Outcome:
+    if (folder / "stopped.json").is_file():
+        return Outcome(cell=cell, stopped_at=int(json.loads((folder / "stopped.json").read_text())["step"]))
+    if (folder / "error.json").is_file():
+        return Outcome(cell=cell, error=str(json.loads((folder / "error.json").read_text())["error"]))
+    if not (folder / "results.json").is_file():
+        return Outcome(cell=cell, error="no results")
+    value = value_of(read_results(folder).entries, metric)
+    rates = [line["images_per_second"] for line in MetricsLog(folder / "metrics.jsonl").read()[1:]]
+    speed = sum(rates) / len(rates) if rates else None
+    return Outcome(cell=cell, value=value, images_per_second=speed, error=None if value is not None else f"no {metric}")
+
+
+def write_outcomes(found: Sequence[Outcome], folder: Path, *, metric: str) -> None:
+    """Print the table and write sweep.csv and the report with the heat map."""
+    rows = [_row(outcome, metric) for outcome in found]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(folder / "sweep.csv", text.getvalue())
+    print(text_table(rows, {column: column for column in rows[0]}))
+    print(f"table: {folder / 'sweep.csv'}")
+    runs = [folder / outcome.cell.name for outcome in found if outcome.value is not None]
+    if runs:
+        print(f"report: {write_report(runs, folder / 'report')[1]}")
+
+
+def _row(outcome: Outcome, metric: str) -> dict[str, str]:
+    smoothing = outcome.cell.smoothing
+    return {
+        "cell": outcome.cell.name,
+        "m": short(smoothing.momentum),
+        "p": short(smoothing.preserve_probability),
+        "granularity": smoothing.granularity,
+        "m_eff": f"{smoothing.effective_momentum:.12g}",
+        "control": "yes" if outcome.cell.control else "",
+        metric: "" if outcome.value is None else f"{outcome.value:.2f}",
+        "images_per_second": "" if outcome.images_per_second is None else f"{outcome.images_per_second:.0f}",
+        "note": outcome.error or (f"stopped at step {outcome.stopped_at}" if outcome.stopped_at is not None else ""),
+    }

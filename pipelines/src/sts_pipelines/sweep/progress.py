@@ -1,0 +1,66 @@
+"""Live progress of a sweep: one line for every cell that gets its result, read from the cells' folders."""
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from sts_eval import read_results
+from sts_methods.runs.progress_line import format_seconds
+from sts_pipelines.sweep.trials import Cell
+from sts_pipelines.terminal import value_of
+
+
+class CellWatcher:
+    """Watches the folders of `cells` while they are trained in any order; a context manager."""
+
+    def __init__(
+        self,
+        folder: Path,
+        cells: Sequence[Cell],
+        *,
+        metric: str,
+        stream: TextIO | None = None,
+        every_seconds: float = 1.0,
+    ) -> None:
+        self.folder, self.metric, self.num_cells = folder, metric, len(cells)
+        self.pending = [cell.name for cell in cells]
+        self.stream = stream if stream is not None else sys.stderr
+        self.every_seconds = every_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="sweep progress", daemon=True)
+        self._started = time.monotonic()
+
+    def __enter__(self) -> "CellWatcher":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while self.pending:
+            finished = self._stop.is_set()
+            for name in list(self.pending):
+                value = self._value(name)
+                if value is not None:
+                    self._tell(name, value)
+            if finished:
+                return
+            self._stop.wait(self.every_seconds)
+
+    def _value(self, name: str) -> float | None:
+        folder = self.folder / name
+        if not (folder / "results.json").is_file():
+            return None
+        return value_of(read_results(folder).entries, self.metric)
+
+    def _tell(self, name: str, value: float) -> None:
+        self.pending.remove(name)
+        done = self.num_cells - len(self.pending)
+        left = (time.monotonic() - self._started) / done * len(self.pending)
+        self.stream.write(f"cell {done}/{self.num_cells}  {name}: {value:.1f}  {format_seconds(left)} left\n")
+        self.stream.flush()

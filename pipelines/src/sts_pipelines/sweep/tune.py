@@ -1,0 +1,44 @@
+"""Tune's side of a sweep: telling what happens, and stopping the worse trials of a search early."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler
+
+from sts_pipelines.config.pipeline import SweepConfig
+from sts_pipelines.sweep.outcomes import mark_stopped
+
+
+class Narrator(tune.Callback):  # type: ignore[misc]  # Ray has no types
+    """Says which trials failed or were given up, and notes the latter so that they are not taken up again."""
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        for job in trial.config["jobs"]:
+            folder = Path(job["folder"])
+            if not (folder / "finished.json").is_file():
+                step = int((trial.last_result or {}).get("step", 0))
+                mark_stopped(folder, step)
+                print(f"{job['label']}: given up at step {step}", file=sys.stderr, flush=True)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        failed = [job["label"] for job in trial.config["jobs"] if (Path(job["folder"]) / "error.json").is_file()]
+        print(f"FAILED: {', '.join(failed)}", file=sys.stderr, flush=True)
+
+
+def asha(recipe: SweepConfig) -> ASHAScheduler:
+    """ASHA by optimizer steps.
+
+    `stop_last_trials=False`: by default a trial that skips a rung writes its later score into the lower rung, and
+    good trials that come after it are stopped. Steps rather than reports, since a resumed trial reports anew.
+    """
+    training = recipe.pipeline.training
+    every = training.checkpoint_every_steps or 1
+    return ASHAScheduler(
+        time_attr="step",
+        max_t=10**9,  # trials end by themselves
+        grace_period=every,
+        reduction_factor=2,
+        stop_last_trials=False,
+    )

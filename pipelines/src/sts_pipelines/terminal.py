@@ -1,0 +1,67 @@
+"""Tables for the terminal."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# evaluation, metric, heading; what a run was not asked to measure gets no column.
+COLUMNS = (
+    ("linear", "top1", "linear"),
+    ("knn", "top1", "k-NN"),
+    ("few-labels", "top1", "top-1"),
+    ("imagenet-c", "top1", "ImageNet-C"),
+    ("voc", "AP", "VOC AP"),
+)
+
+
+NETWORKS = ("teacher", "student")
+
+
+def print_table(runs: Mapping[str, Path]) -> None:
+    """Print the last results of each run, in percent."""
+    from sts_eval import read_results  # with torch, which not every table needs
+
+    entries = {
+        label: read_results(folder).entries for label, folder in runs.items() if (folder / "results.json").is_file()
+    }
+    if entries:
+        print(format_table(entries))
+
+
+def format_table(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Rows of `entries` by label; the first entry of a kind counts (the first k of k-NN, the last epoch)."""
+    columns = [
+        (evaluation, metric, network, f"{heading} {network}")
+        for evaluation, metric, heading in COLUMNS
+        for network in NETWORKS
+        if any(_value(rows, evaluation, metric, network) is not None for rows in entries.values())
+    ]
+    width = max(len("run"), *(len(label) for label in entries))
+    lines = ["  ".join(["run".ljust(width), *(heading for *_, heading in columns)])]
+    for label, rows in entries.items():
+        cells = [_cell(_value(rows, *column[:3])).rjust(len(column[3])) for column in columns]
+        lines.append("  ".join([label.ljust(width), *cells]))
+    return "\n".join(lines)
+
+
+def value_of(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The number called `evaluation/network/metric`, such as knn/teacher/top1."""
+    evaluation, network, metric = name.split("/", 2)
+    return _value(rows, evaluation, metric, network)
+
+
+def _value(rows: Sequence[Mapping[str, Any]], evaluation: str, metric: str, network: str) -> float | None:
+    wanted = (evaluation, metric, network, "last")
+    keys = ("evaluation", "metric", "network", "which")
+    return next((float(row["value"]) for row in rows if tuple(row[key] for key in keys) == wanted), None)
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def text_table(rows: Sequence[Mapping[str, str]], headings: Mapping[str, str]) -> str:
+    """A line of headings and a line per row, with as many columns as there are headings."""
+    lines = [headings, *rows]
+    widths = {column: max(len(line[column]) for line in lines) for column in headings}
+    return "\n".join("  ".join(line[column].ljust(widths[column]) for column in headings).rstrip() for line in lines)

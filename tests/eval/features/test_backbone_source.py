@@ -1,0 +1,156 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from sts_core.errors import ConfigError
+from sts_eval import CheckpointError, load_source
+from sts_eval.features.backbone_source import load_strictly, timm_backbone
+
+MANIFEST = {
+    "format": "sts-backbone",
+    "version": 1,
+    "backbone": "resnet10t",
+    "stem": "imagenet",
+    "network": "teacher",
+    "method": "byol",
+    "step": 12,
+}
+
+
+@pytest.fixture(scope="module")
+def network():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return timm_backbone("resnet10t").eval()
+
+
+def save(folder, tensors, **changes):
+    path = folder / "teacher.safetensors"
+    save_file(tensors, path)
+    path.with_suffix(".json").write_text(json.dumps(MANIFEST | {"tensors": len(tensors)} | changes))
+    return path
+
+
+def test_a_module_is_taken_as_it_is():
+    module = nn.Linear(1, 1)
+    assert load_source(module).module is module
+
+
+def test_a_checkpoint_gives_the_same_features(tmp_path, network):
+    path = save(tmp_path, network.state_dict())
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    loaded = load_source(path)
+    with torch.no_grad():
+        assert torch.equal(loaded.module.eval()(images), network(images))
+    assert (loaded.manifest["network"], loaded.manifest["step"]) == ("teacher", 12)
+    assert load_source(tmp_path, network="teacher").manifest == loaded.manifest
+
+
+def test_the_cifar_stem_keeps_the_resolution():
+    plain, small = timm_backbone("resnet18"), timm_backbone("resnet18", stem="cifar")
+    images = torch.zeros(1, 3, 32, 32)
+    assert plain.eval().forward_features(images).shape[-1] == 1
+    assert small.eval().forward_features(images).shape[-1] == 4
+    assert plain.state_dict().keys() == small.state_dict().keys()
+
+
+def test_networks_that_timm_does_not_know_are_built_by_the_caller(tmp_path):
+    module = nn.Linear(3, 2)
+    path = save(tmp_path, module.state_dict(), backbone="mine", stem="cifar")
+    with pytest.raises(CheckpointError, match="build="):
+        load_source(path)
+    asked = []
+
+    def build(name, *, stem):
+        asked.append((name, stem))
+        return nn.Linear(3, 2)
+
+    assert torch.equal(load_source(path, build=build).module.weight, module.weight)
+    assert asked == [("mine", "cifar")]
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [("resnet10t", "imagenet"), ("resnet18", "cifar"), ("vit_tiny_patch16_224", "imagenet"), ("wrn_10_1", "cifar")],
+)
+def test_a_backbone_that_sts_methods_saved_gives_its_features(tmp_path, name, stem):
+    sts_methods = pytest.importorskip("sts_methods", reason="the two packages can be installed alone")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        saved = sts_methods.build_backbone(name, stem=stem).eval()
+    sts_methods.save_backbone(
+        tmp_path / "teacher", saved, backbone=name, stem=stem, network="teacher", method="byol", step=3
+    )
+    build = sts_methods.build_backbone if name.startswith("wrn") else None
+    loaded = load_source(tmp_path, network="teacher", build=build).module.eval()
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(loaded(images), saved(images))
+
+
+def test_a_partial_match_is_refused_lists_what_is_missing_and_changes_nothing(tmp_path, network):
+    tensors = {k: v for k, v in network.state_dict().items() if not k.startswith("layer4.0.conv1")}
+    with pytest.raises(CheckpointError) as caught:
+        load_source(save(tmp_path, tensors))
+    assert "1 missing (layer4.0.conv1.weight)" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    module = nn.Linear(3, 2)
+    before = module.weight.clone()
+    with pytest.raises(CheckpointError, match=r"1 missing \(bias\)"):
+        load_strictly(module, {"weight": torch.zeros(2, 3)})
+    assert torch.equal(module.weight, before)
+
+
+def test_prefixed_and_reshaped_tensors_are_refused_by_name():
+    module = nn.Linear(3, 2)
+    prefixed = {f"encoder_q.{name}": value for name, value in module.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"2 missing .* 2 unknown \(encoder_q.weight, encoder_q.bias\)"):
+        load_strictly(module, prefixed)
+    with pytest.raises(CheckpointError, match=r"1 of another shape \(weight \(3, 2\) for \(2, 3\)\)"):
+        load_strictly(module, {"weight": torch.zeros(3, 2), "bias": torch.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.with_suffix(".json").unlink(), "needs its manifest"),
+        (lambda path: path.with_suffix(".json").write_text("{"), "no JSON"),
+        (lambda path: path.with_suffix(".json").write_text('{"format": "other"}'), "must have format"),
+        (lambda path: path.write_bytes(path.read_bytes()[:100]), "readable file of tensors"),
+        (lambda path: path.with_suffix(".json").write_text(json.dumps(MANIFEST | {"tensors": 3})), "3 tensors"),
+        (lambda path: path.with_suffix(".json").write_text(json.dumps(MANIFEST | {"sha256": "0"})), "was changed"),
+    ],
+)
+def test_damaged_checkpoints_are_one_sentence(tmp_path, damage, message):
+    path = save(tmp_path, nn.Linear(2, 2).state_dict())
+    damage(path)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_source(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_and_absent_files_are_told_apart(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_source(tmp_path / "nothing.safetensors")
+    with pytest.raises(ConfigError, match="timm"):
+        load_source("resnet5000")
+    with pytest.raises(ConfigError, match="name one of them"):
+        load_source(tmp_path)
+    with pytest.raises(CheckpointError, match="finish the run"):
+        load_source(tmp_path, network="student")
+
+
+def test_pretrained_weights_out_of_reach_are_one_sentence(monkeypatch):
+    import timm
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(*arguments, **keywords):
+        raise LocalEntryNotFoundError("Cannot find the file in the local cache. Try again.\nCheck your connection.")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(CheckpointError, match=r"'resnet18' could not be had \(Cannot .* cache\): pass a") as caught:
+        load_source("resnet18")
+    assert "\n" not in str(caught.value)

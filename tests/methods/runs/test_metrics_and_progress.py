@@ -1,0 +1,60 @@
+"""What a run tells: means over steps, lines of JSON, a line on the terminal."""
+
+from pathlib import Path
+
+import torch
+
+from sts_methods.runs.metrics_log import MetricsLog, MetricWindow
+from sts_methods.runs.progress_line import ProgressDisplay, progress_line
+
+
+def test_metrics_are_means_over_the_window() -> None:
+    window = MetricWindow()
+    for value in (1.0, 2.0, 6.0):
+        window.add({"loss": torch.tensor(value)})
+    assert window.flush() == {"loss": 3.0}
+    assert window.flush() == {}
+
+
+def test_the_log_drops_what_a_resumed_run_will_log_again_and_survives_a_torn_line(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        log.append({"step": step, "loss": float("nan") if step == 2 else 0.5})
+    with log.path.open("a") as file:
+        file.write('{"step": 4, "lo')
+    log.truncate(after_step=2)
+    assert log.read() == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": None}]
+
+
+def test_the_progress_line_says_how_far_how_fast_how_long_and_how_well() -> None:
+    metrics = {"step": 120, "images_per_second": 1830.4, "loss": 2.31, "feature_std": 0.0412, "effective_rank": 12.31}
+    line = progress_line(metrics, total_steps=500, images_per_step=128)
+    assert line == "step 120/500 (24%)  1,830 images/s  0:27 left  loss 2.31  std 0.0412  rank 12.3"
+
+
+class _Terminal:
+    def __init__(self, interactive: bool) -> None:
+        self.text, self.interactive = "", interactive
+
+    def isatty(self) -> bool:
+        return self.interactive
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_terminal_gets_one_line_and_a_file_gets_plain_ones() -> None:
+    terminal, file = _Terminal(True), _Terminal(False)
+    for stream in (terminal, file):
+        display = ProgressDisplay(total_steps=3, images_per_step=1, stream=stream)  # type: ignore[arg-type]
+        for step in (1, 2, 3):
+            display.show({"step": step, "loss": 1.0})
+        display.close()
+    assert terminal.text.count("\r") == 3
+    assert terminal.text.count("\n") == 1
+    # The second came too soon after the first to be worth a line.
+    assert file.text == "step 1/3 (33%)  loss 1\nstep 3/3 (100%)  loss 1\n"

@@ -1,0 +1,45 @@
+"""A step of every method in reduced precision, and of compiled networks."""
+
+import pytest
+import torch
+from torch import nn
+
+from sts_methods.training.learner import Learner
+from tests.methods.training import rank_cases as cases
+from tests.methods.training import tiny_training as tiny
+
+
+def take_step(learner: Learner, name: str) -> float:
+    """One whole step; its loss."""
+    loss = learner.accumulate_gradients(cases.micro_batches(name))["loss"]
+    learner.update_student(0)
+    learner.update_teacher(0)
+    return float(loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", cases.METHODS)
+def test_a_step_in_reduced_precision_has_nearly_the_loss_of_float32_and_keeps_float32_weights(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = take_step(cases.learner_of(name), name)
+    monkeypatch.setattr("sts_methods.training.learner.autocast_dtype", lambda precision, device: dtype)
+    reduced = cases.learner_of(name)
+    loss = take_step(reduced, name)
+    assert loss == pytest.approx(expected, rel=0.05)
+    assert loss != expected
+    tensors = reduced.method.state_dict().values()
+    assert {tensor.dtype for tensor in tensors} == {torch.float32, torch.int64}
+    assert all(tensor.isfinite().all() for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", ["byol", "moco_2_groups"])
+def test_a_step_of_compiled_networks_is_that_of_plain_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace_only(module: nn.Module) -> None:
+        """torch.compile without its code generator, which takes minutes."""
+        module._compiled_call_impl = torch.compile(module._call_impl, backend="eager")
+
+    monkeypatch.setattr(nn.Module, "compile", trace_only)
+    plain, traced = (cases.learner_of(name, compile=flag) for flag in (False, True))
+    assert take_step(plain, name) == take_step(traced, name)
+    tiny.assert_same_bits(plain.method.state_dict(), traced.method.state_dict())

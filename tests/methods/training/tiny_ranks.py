@@ -1,0 +1,79 @@
+"""One rank of a group that trains the tiny method: tiny_ranks.py RANK WORLD_SIZE FOLDER; what it saw goes to JSON."""
+
+import contextlib
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sts_core.errors import StsError
+from sts_methods.batch import Batch
+from sts_methods.methods.base import StepResult
+from tests.methods.training import tiny_training as tiny
+
+
+class _OneRankDiffers(tiny.TinyMethod):
+    """A bug that happens in practice: at one step rank 1 alone changes a weight of the teacher."""
+
+    def forward(self, batch: Batch) -> StepResult:
+        if batch.step == 4 and dist.get_rank() == 1:
+            with torch.no_grad():
+                self.teacher.get_parameter("5.weight")[0, 0] += 1e-7
+        return super().forward(batch)
+
+
+class _OneRankIsNotFinite(tiny.TinyMethod):
+    def forward(self, batch: Batch) -> StepResult:
+        result = super().forward(batch)
+        scale = float("nan") if batch.step == 2 and dist.get_rank() == 1 else 1.0
+        return StepResult(result.loss * scale, result.metrics)
+
+
+def _failure(method: Any, folder: Path, config: Any) -> str:
+    try:
+        tiny.fit(config, tiny.runtime(folder), method=method)
+    except StsError as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size)
+    config = tiny.tiny_config(accumulation=2)
+    seen: dict[str, Any] = {}
+    straight = tiny.tiny_fit(config, tiny.runtime(folder / "straight"))
+    torch.save(tiny.weights(straight), folder / f"straight-{rank}.pt")
+    with contextlib.suppress(tiny.CrashError):
+        tiny.tiny_fit(config, tiny.CrashingRuntime(folder / "crashed", 7))
+    resumed = tiny.tiny_fit(config, tiny.runtime(folder / "crashed"))
+    torch.save(tiny.weights(resumed), folder / f"resumed-{rank}.pt")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        moved = tiny.tiny_fit(config, tiny.runtime(folder / "alone"))
+    seen["notice"] = [str(w.message) for w in caught]
+    torch.save(tiny.weights(moved), folder / f"moved-{rank}.pt")
+    differs = _OneRankDiffers(config.method, seed=0)
+    verified = tiny.tiny_config(verify_ranks_every_steps=3)
+    seen["differs"] = _failure(differs, folder / "differs", verified)
+    seen["nan"] = _failure(_OneRankIsNotFinite(config.method, seed=0), folder / "nan", config)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        left_out = tiny.fit(
+            tiny.tiny_config(accumulation=2, steps=5, on_nonfinite="warn"),
+            tiny.runtime(folder / "left_out"),
+            method=_OneRankIsNotFinite(config.method, seed=0),
+        )
+    torch.save(tiny.weights(left_out), folder / f"left_out-{rank}.pt")
+    photos = tiny.tiny_fit(tiny.photos_config(folder / "photos"), tiny.runtime(folder / "skipping"))
+    seen["skipped_images"], seen["output_drift"] = (photos.metrics[n] for n in ("skipped_images", "output_drift"))
+    (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,222 @@
+"""The command line: quick where it must be, one line and exit code 2 for every mistake."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sts_pipelines.cli.main import build_parser, main
+from sts_pipelines.cli.verbs import VERBS
+
+
+def run_isolated(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run sts in a process of its own and report which heavy modules it imported."""
+    code = (
+        "import sys; from sts_pipelines.cli.main import main; code = main(sys.argv[1:]);"
+        "heavy = {m.split('.')[0] for m in sys.modules} & {'torch', 'ray', 'numpy', 'timm'};"
+        "print('HEAVY', sorted(heavy)); sys.exit(code)"
+    )
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["--help"], ["run", "--help"], ["list", "byol-*", "--json"]])
+def test_listing_and_help_import_neither_torch_nor_ray(arguments: list[str]) -> None:
+    finished = run_isolated(*arguments)
+    assert finished.returncode == 0
+    assert "HEAVY []" in finished.stdout
+
+
+def test_the_list_shows_name_paper_hardware_and_hours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["NAME", "PAPER", "HARDWARE", "HOURS"]
+    row = next(line for line in lines if line.startswith("moco-imagenet-200ep-sts"))
+    assert "effect of STS" in row
+    assert "8 GPUs" in row
+    assert "53" in row
+
+
+def test_the_list_can_be_filtered_and_read_by_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "fixmatch-cifar10-40-*", "--json"]) == 0
+    names = [entry["name"] for entry in json.loads(capsys.readouterr().out)]
+    assert names == ["fixmatch-cifar10-40-tma", "fixmatch-cifar10-40-sts", "fixmatch-cifar10-40-p-by-m"]
+
+
+def test_show_prints_a_config_that_show_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "byol-digits-sts", "--smoothing.momentum", "0.5", "--name=mine"]) == 0
+    first = capsys.readouterr().out
+    (tmp_path / "mine.yaml").write_text(first)
+    assert main(["show", str(tmp_path / "mine.yaml")]) == 0
+    assert capsys.readouterr().out == "".join(line for line in first.splitlines(True) if not line.startswith("#"))
+    assert "momentum: 0.5" in first
+
+
+def test_show_lists_every_flag_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "moco-digits-sts", "--flags"]) == 0
+    text = capsys.readouterr().out
+    assert "--method.queue-size  (512)\n    Number of keys kept as negatives." in text
+    assert "--cluster.num-workers" in text
+    assert "--evaluation.linear.epochs" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "quickstar"], "did you mean quickstart?"),
+        (["run", "nothing-like-it.yaml"], "cannot be read"),
+        (["run", "byol-digits-sts", "--smoothing.momentm", "0.9"], "did you mean smoothing.momentum?"),
+        (["run", "byol-digits-sts", "--smoothing.momentum", "1.5"], "must be in [0, 1]"),
+        (["run", "byol-digits-sts", "--seed", "x", "--steps", "y"], "2 problems"),
+        (["run", "byol-digits-sts", "--momentum", "0.9"], "did you mean smoothing.momentum or optimizer.momentum"),
+        (["run", "byol-digits-sts", "--global-batch-size", "127"], "divisible by workers"),
+        (["run", "byol-digits-sts", "--cluster.num-workers", "4", "--cluster.min-workers", "2"], "accumulation = 3"),
+        (["run", "byol-digits-p-by-m"], "sts sweep byol-digits-p-by-m"),
+        (["sweep", "byol-digits-sts"], "sts run byol-digits-sts"),
+        (["run", "quickstart", "--smoothing.momentum", "0.9"], "variants.NAME.momentum"),
+        (["run", "quickstart", "--smoothing.buffers=copy"], "variants.NAME.buffers"),
+        (["run", "quickstart", "--smoothing.preserve_probability", "0.5"], "variants.NAME.preserve_probability"),
+        (["sweep", "byol-digits-p-by-m", "--smoothing.preserve_probability", "0.5"], "sweep.momenta"),
+        (
+            ["run", "byol-digits-sts", "--data.dataset", "images", "--data.root", "/"],
+            "linear, knn need labelled images",
+        ),
+        (["sweep", "byol-digits-p-by-m", "--sweep.one-student", "true"], "pseudo_labels: student"),
+        (["run", "byol-digits-sts", "--evaluation.after-training", "knn,few-labels"], "byol trains none"),
+        (["run", "byol-imagenet-200ep-sts", "--data.root", "/nowhere"], "the folder /nowhere/train, which does not"),
+        (["sweep", "byol-imagenet-p-by-m", "--data.root", "/nowhere"], "the folder /nowhere/train, which does not"),
+        (["check", "byol-digits-sts", "--seed", "9" * 23], "seed must be an integer in [0, 2**64)"),
+        (["evaluate", "/nowhere"], "not a run folder"),
+        (["evaluate", "s3://bucket/runs/x"], "copy the run here first"),
+        (["report", "s3://bucket/runs/x"], "copy the run here first"),
+        (["doctor", "s3://bucket/runs/x"], "copy the run here first"),
+        (["export", "s3://bucket/runs/x", "--to", "timm", "--output", "x.safetensors"], "copy the run here first"),
+        (["report", "/nowhere"], "/nowhere"),
+        (["doctor", "/nowhere"], "does not exist"),
+        (["doctor", __file__], "test_main.py is none of them"),
+        (["export", "/nowhere", "--to", "timm", "--output", "x.safetensors"], "has no teacher.safetensors"),
+        (["list", "zzz*"], "no pipeline matches"),
+        (["lst"], "invalid choice: 'lst'"),
+        (["run"], "required: pipeline"),
+        ([], "required: VERB"),
+        (["doctor", "--deep", "x"], "unrecognized arguments: --deep"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_all_problems_of_one_section_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--cluster.num-workers", "-1", "--cluster.cpus-per-worker", "0", "--cluster.max-failures=-5", "--sed", "1"]
+    assert main(["show", "byol-digits-sts", *flags, "--seed", "3"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sts: 4 problems: ")
+    for part in ("sed is unknown", "num_workers must not be", "cpus_per_worker must be", "max_failures must be"):
+        assert error.count(part) == 1, part
+
+
+def test_flags_that_are_right_together_only_are_no_problem_beside_a_wrong_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--cluster.num-workers", "3", "--global-batch-size", "96", "--cluster.max-failures", "-5"]
+    assert main(["show", "byol-digits-sts", *flags]) == 2
+    assert capsys.readouterr().err == "sts: cluster: max_failures must be -1 or more, got -5: -1 never gives up\n"
+
+
+def test_a_broken_yaml_file_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.yaml").write_text("kind: pipeline\nname: [")
+    assert main(["run", str(tmp_path / "mine.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert "mine.yaml is not valid YAML" in error
+    assert error.count("\n") == 1
+
+
+def test_a_place_that_cannot_be_written_to_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "nowhere" / "file"
+    monkeypatch.setattr("sts_pipelines.cli.verbs.list_.run", lambda arguments, overrides: place.write_text(""))
+    assert main(["list"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"sts: {place} cannot be used (No such file or directory): ")
+    assert error.count("\n") == 1
+
+
+def test_an_export_to_a_place_that_cannot_be_written_to_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "teacher.safetensors").touch()
+    output = str(tmp_path / "teacher.safetensors" / "x.safetensors")
+    assert main(["export", str(tmp_path), "--to", "timm", "--output", output]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"sts: {tmp_path / 'teacher.safetensors'} cannot be used")
+    assert error.count("\n") == 1
+
+
+def test_the_working_copy_of_a_run_in_a_uri_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    from sts_pipelines.config.storage_path import local_folder
+
+    assert main(["doctor", "s3://bucket/runs/x/"]) == 2
+    assert str(local_folder("s3://bucket/runs", "x")) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mistake", [ZeroDivisionError(), OSError("a socket"), OSError(22, "no file either")])
+def test_an_internal_mistake_keeps_its_traceback(mistake: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: object, overrides: object) -> int:
+        raise mistake
+
+    monkeypatch.setattr("sts_pipelines.cli.verbs.list_.run", fail)
+    with pytest.raises(type(mistake)):
+        main(["list"])
+
+
+def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(arguments: object, overrides: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sts_pipelines.cli.verbs.list_.run", interrupt)
+    assert main(["list"]) == 130
+    assert "the same command continues" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_example_of_a_verb_is_understood(verb: str) -> None:
+    from sts_pipelines.cli.main import split_overrides
+    from sts_pipelines.cli.resolve import resolve
+
+    _, parsers = build_parser()
+    lines = [line for line in VERBS[verb].EXAMPLES.splitlines() if line.startswith("  sts ")]
+    assert lines
+    for line in lines:
+        words = re.split("[>#]", line)[0].replace("'", "").split()
+        assert words[:2] == ["sts", verb]
+        own, overrides = split_overrides(words[2:], parsers[words[1]])
+        arguments = parsers[words[1]].parse_args(own)
+        if words[1] in ("run", "show", "check", "sweep") and not arguments.pipeline.endswith(".yaml"):
+            assert resolve(arguments.pipeline, overrides) is not None
+
+
+def test_every_name_in_the_readme_is_in_the_catalog() -> None:
+    import itertools
+
+    from sts_pipelines.catalog import CATALOG
+
+    readme = (Path(__file__).parents[3] / "pipelines" / "README.md").read_text()
+    section = readme.partition("## Names")[2].partition("##")[0]
+    found = 0
+    for name in re.findall(r"`([a-z0-9{},.-]+)`", section):
+        parts = [
+            part.strip("{}").split(",") if part.startswith("{") else [part] for part in re.split(r"(\{.*?\})", name)
+        ]
+        for expanded in map("".join, itertools.product(*parts)):
+            assert expanded in CATALOG, expanded
+            found += 1
+    assert found > 60

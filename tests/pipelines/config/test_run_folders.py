@@ -1,0 +1,102 @@
+"""Folders of runs, of comparisons and of sweeps: what the verbs make of them, and of what was damaged in them."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from sts_pipelines.cli.main import main
+from sts_pipelines.cli.resolve import resolve
+from sts_pipelines.cli.running import run_recipe
+from sts_pipelines.config.pipeline import ComparisonConfig, GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.launch.job import Job
+
+Tiny = Callable[..., PipelineConfig]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    storage = str(tmp_path_factory.mktemp("runs"))
+    flags = ["--steps", "1", "--epochs", "none", "--cluster.num-workers", "0", "--cluster.storage-path", storage]
+    assert main(["run", "byol-digits-sts", *flags, "--evaluation.after-training", "knn"]) == 0
+    return next(Path(storage).iterdir())
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A finished run to be damaged."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def test_the_folder_of_a_comparison_is_understood_by_every_verb(
+    trained: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tiny("byol-digits-sts")
+    comparison = ComparisonConfig(pipeline=base, variants=dict.fromkeys(("fast", "slow"), base.training.smoothing))
+    folder, reported = comparison.folder, list[list[str]]()
+
+    def launch(jobs: Sequence[Job], **options: object) -> None:
+        for job in jobs:
+            shutil.copytree(trained, job.folder)
+
+    def write_report(runs: Sequence[Path], output: Path, **options: object) -> tuple[Path, Path]:
+        reported.append([run.name for run in runs])
+        return output, output
+
+    monkeypatch.setattr("sts_pipelines.cli.running.write_report", write_report)
+    with monkeypatch.context() as patch:
+        patch.setattr("sts_pipelines.cli.running.launch", launch)
+        run_recipe(comparison)
+    assert resolve(str(folder / "config.yaml")) == comparison
+    assert main(["report", str(folder)]) == 0
+    assert reported == [["fast", "slow"]] * 2
+    capsys.readouterr()
+    assert main(["doctor", str(folder)]) == 0
+    assert capsys.readouterr().out.count("everything needed to resume is there and intact") == 2
+    assert main(["evaluate", str(folder)]) == 0
+    assert {"fast", "slow"} <= set(capsys.readouterr().out.split())
+    assert main(["export", str(folder), "--to", "timm", "--output", "x.safetensors"]) == 2
+    assert "pass one of its folders fast, slow" in capsys.readouterr().err
+    shutil.rmtree(folder / "slow" / "checkpoints")
+    assert main(["doctor", str(folder)]) == 1
+
+
+def test_the_folder_of_a_sweep_holds_its_config(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recipe = SweepConfig(pipeline=tiny("byol-digits-sts"), sweep=GridConfig(momenta=(0.5,)))
+    monkeypatch.setattr("sts_pipelines.cli.resolve.resolve", lambda target, overrides: recipe)
+    monkeypatch.setattr("sts_pipelines.sweep.run.run_sweep", lambda recipe: [])
+    assert main(["sweep", "mine"]) == 0
+    (config,) = tmp_path.glob("*/config.yaml")
+    assert resolve(str(config)) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.yaml", None, "config.yaml: MISSING"),
+        ("config.yaml", "name: [", "config.yaml: DAMAGED"),
+        ("config.yaml", "name: x", "config.yaml: DAMAGED"),
+        ("results.json", '{"entries": [', "results.json: DAMAGED"),
+        ("results.json", "{}", "results.json: DAMAGED"),
+    ],
+)
+def test_a_run_with_a_damaged_file_is_not_called_intact(
+    name: str, content: str | None, said: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_text(content)
+    assert main(["doctor", str(run)]) == 1
+    text = capsys.readouterr().out
+    assert said in text
+    assert "NOT RESUMABLE" in text
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"format": "sts-backbone", "version": 1}'])
+def test_a_damaged_manifest_is_a_damaged_network(content: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "teacher.json").write_text(content)
+    assert main(["doctor", str(run / "teacher.safetensors")]) == 1
+    assert main(["doctor", str(run)]) == 0  # the checkpoints are there to go on from
+    assert "teacher: DAMAGED" in capsys.readouterr().out

@@ -1,0 +1,217 @@
+"""sts check: what a pipeline needs, before it costs a night."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+from sts_core.errors import ConfigError, StsError
+from sts_methods import DinoConfig
+from sts_pipelines.catalog import CATALOG
+from sts_pipelines.cli.main import main
+from sts_pipelines.cli.resolve import resolve
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.diagnostics import dry_run
+from sts_pipelines.diagnostics.dry_run import check_recipe
+from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
+from sts_pipelines.errors import UsageError
+from sts_pipelines.launch import placement
+from sts_pipelines.launch.placement import fits
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "byol-digits-sts",
+        "byol-imagenet-300ep-deepmind",
+        "byol-imagenet-drift",
+        "moco-cifar10-sts",
+        "moco-imagenet-200ep-sts",
+        "fixmatch-digits-tma",
+        "fixmatch-cifar10-40-sts",
+        "fixmatch-cifar100-400-sts",
+    ],
+)
+def test_a_pipeline_takes_a_step_on_fake_data(name: str) -> None:
+    small = ["--data.image-size", "64"] if "imagenet" in name else []  # what it is fed with costs time alone
+    text = check_recipe(resolve(name, small), placement=False)
+    assert "check passed" in text
+    for part in ("parameters: student ", "units: ", "batch: ", "steps: ", "memory per worker", "one step on"):
+        assert part in text, part
+
+
+def test_numbers_of_the_paper_s_byol_are_right(capsys: pytest.CaptureFixture[str]) -> None:
+    # ResNet-50 has 161 tensors and 23,508,032 weights without its classifier; 5,004 batches of 256 make an epoch.
+    assert main(["check", "byol-imagenet-200ep-sts", "--no-placement", "--data.image-size", "64"]) == 0
+    text = capsys.readouterr().out
+    assert "backbone 23,508,032" in text
+    assert "steps: 1,000,800 (5,004 an epoch of 1,281,167 images)" in text
+    assert "batch: 256 = 8 workers x 1 micro-batches x 32 images" in text
+
+
+def test_units_are_counted_by_granularity() -> None:
+    from sts_methods import build_method
+
+    pipeline = CATALOG["byol-digits-sts"].build()
+    teacher = build_method(pipeline.training.method, seed=0).teacher  # type: ignore[union-attr]
+    text = check_recipe(pipeline, placement=False)
+    weights = sum(parameter.numel() for parameter in teacher.parameters())
+    assert f"{len(list(teacher.parameters()))} layers" in text
+    assert f"{weights:,} neurons" in text
+
+
+def test_a_sweep_says_how_many_cells_it_has() -> None:
+    assert "sweep: 32 cells" in check_recipe(CATALOG["byol-digits-p-by-m"].build(), placement=False)
+
+
+def test_the_bank_of_a_sweep_with_one_student_counts_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    banks: list[int] = []
+    monkeypatch.setattr(
+        "sts_pipelines.diagnostics.dry_run._memory", lambda pipeline, method, *, bank: banks.append(bank) or []
+    )
+    check_recipe(resolve("fixmatch-digits-p-by-m"), placement=False)
+    check_recipe(resolve("fixmatch-digits-sts"), placement=False)
+    assert banks == [32, 0]
+
+
+def test_memory_grows_with_the_bank() -> None:
+    from sts_methods import build_method
+    from sts_pipelines.diagnostics.dry_run import _memory
+
+    pipeline = CATALOG["byol-digits-sts"].build()
+    assert isinstance(pipeline, PipelineConfig)
+    method = build_method(pipeline.training.method, seed=0)
+    assert _memory(pipeline, method, bank=1000) != _memory(pipeline, method, bank=0)
+
+
+class OneConvolution(nn.Module):
+    """A method whose networks have 12 weights, and 4 activations per pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Conv2d(3, 4, 1, bias=False), nn.Conv2d(3, 4, 1, bias=False)
+
+    def backbone(self, network: str) -> nn.Module:
+        return self.student
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 1), ("lars", 1), ("adamw", 2)])
+def test_memory_counts_every_moment_and_every_crop(
+    optimizer: str, moments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "_gib", lambda num_bytes: f"{num_bytes} B")
+    pipeline = CATALOG["byol-imagenet-200ep-sts"].build()
+    assert isinstance(pipeline, PipelineConfig)
+    training = replace(
+        pipeline.training,
+        method=DinoConfig(),
+        data=replace(pipeline.training.data, recipe="dino", num_local_crops=8),
+        optimizer=replace(pipeline.training.optimizer, name=optimizer),  # type: ignore[arg-type]
+        precision="float32",
+    )
+    (text,) = dry_run._memory(replace(pipeline, training=training), OneConvolution(), bank=0)
+    fixed = 4 * (12 + 12 + moments * 12 + 12)  # weights, gradients, moments and the teacher
+    activations = 4 * 32 * 4 * (2 * 224 * 224 + 8 * 96 * 96)  # of the 32 images of each of 8 workers
+    assert f"({fixed} B weights and optimizer, {activations} B activations of 320 views)" in text
+
+
+def test_an_evaluation_that_could_not_follow_is_told_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="byol trains none: take it out of"):
+        check_recipe(resolve("byol-digits-sts", ["--evaluation.after-training", "few-labels"]), placement=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(StsError, match="needs the package detectron2"):
+        check_evaluations(resolve("byol-digits-sts", ["--evaluation.after-training", "voc"]))  # type: ignore[arg-type]
+    elsewhere = ["--evaluation.after-training", "voc", "--cluster.address", "auto"]
+    check_evaluations(resolve("byol-digits-sts", elsewhere))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dataset", ["imagefolder", "arrays", "images"])
+def test_data_that_is_not_there_is_missed_before_the_workers_start(dataset: str, tmp_path: Path) -> None:
+    flags = ["--data.dataset", dataset, "--data.root", str(tmp_path / "nowhere")]
+    with pytest.raises(ConfigError, match="nowhere"):
+        check_data(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
+    check_data(resolve("byol-digits-sts", [*flags, "--cluster.address", "auto"]))  # type: ignore[arg-type]
+
+
+def test_an_evaluation_without_its_images_is_told_before_the_training(tmp_path: Path) -> None:
+    flags = ["--data.dataset", "imagefolder", "--data.root", str(tmp_path)]
+    (tmp_path / "train").mkdir()
+    with pytest.raises(ConfigError, match=r"needs the folder .*val, which does not exist"):
+        check_recipe(resolve("byol-digits-sts", flags), placement=False)
+    only_training = [*flags, "--evaluation.after-training", ""]
+    check_data(resolve("byol-digits-sts", only_training))  # type: ignore[arg-type]
+    (tmp_path / "test").mkdir()
+    check_data(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
+
+
+def test_a_dataset_without_labels_is_refused_unless_nothing_is_evaluated_on_it(tmp_path: Path) -> None:
+    flags = ["--data.dataset", "images", "--data.root", str(tmp_path)]
+    with pytest.raises(UsageError, match=r"^linear, knn need labelled images, and dataset images has none"):
+        check_evaluations(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
+    only_training = resolve("byol-digits-sts", [*flags, "--evaluation.after-training", ""])
+    check_evaluations(only_training)  # type: ignore[arg-type]
+    check_data(only_training)  # type: ignore[arg-type]
+
+
+def test_arrays_without_labels_are_told_before_the_training(tmp_path: Path) -> None:
+    images, labels = np.zeros((4, 8, 8), dtype=np.uint8), np.arange(4)
+    path = tmp_path / "mine.npz"
+    flags = ["--data.dataset", "arrays", "--data.root", str(path)]
+    for missing, message in (("y_train", "needs labelled images"), ("x_test", "must hold the array x_test")):
+        content = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
+        del content[missing]
+        np.savez(path, **content)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=message):
+            check_data(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
+
+
+def test_cifar_needs_a_place_before_the_workers_start() -> None:
+    with pytest.raises(ConfigError, match="'cifar10' needs to know where its files are"):
+        check_data(resolve("byol-cifar10-sts"))  # type: ignore[arg-type]
+    check_data(resolve("byol-cifar10-sts", ["--data.root", "/nowhere"]))  # type: ignore[arg-type]  # may be downloaded
+
+
+@pytest.mark.parametrize(("name", "flag"), [("imagenet-c", "imagenet-c-root"), ("voc", "voc.data-root")])
+def test_a_folder_that_an_evaluation_reads_must_be_there(name: str, flag: str, tmp_path: Path) -> None:
+    flags = ["--evaluation.after-training", name, f"--evaluation.{flag}"]
+    with pytest.raises(UsageError, match=f"^{name} needs its images, and .*nowhere is not a folder: set --evaluation"):
+        check_data(resolve("byol-digits-sts", [*flags, str(tmp_path / "nowhere")]))  # type: ignore[arg-type]
+    check_data(resolve("byol-digits-sts", [*flags, str(tmp_path)]))  # type: ignore[arg-type]
+
+
+def test_an_impossible_network_is_a_mistake_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "byol-digits-sts", "--no-placement", "--method.backbone", "resnet5O"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_workers_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr("sts_pipelines.diagnostics.dry_run.fits", lambda request: asked.append(request))
+    with pytest.raises(UsageError, match="do not fit on a pretended machine"):
+        check_recipe(resolve("byol-digits-sts", ["--cluster.cpus-per-worker", "64"]), placement=True)
+    assert asked == [{"num_cpus": 96, "num_gpus": 8, "bundles": [{"CPU": 64.0}] * 2}]
+
+
+def test_the_pretended_machine_is_our_own_whatever_ray_address_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    asked: list[str] = []
+
+    def init(*, address: str, **options: object) -> None:
+        asked.append(address)
+        raise ConnectionError
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ConnectionError):
+        placement._place({"num_cpus": 1, "num_gpus": 0, "bundles": [{"CPU": 1}]})
+    assert asked == ["local"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ray_places_eight_workers_on_eight_pretended_gpus_and_not_nine() -> None:
+    bundle = {"CPU": 8.0, "GPU": 1.0}
+    assert fits({"num_cpus": 96, "num_gpus": 8, "bundles": [bundle] * 8})
+    assert not fits({"num_cpus": 96, "num_gpus": 8, "bundles": [bundle] * 9})

@@ -1,0 +1,335 @@
+"""Running pipelines in process: training, evaluation, resume, and every way in which a run folder can be wrong."""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sts_core import ConfigError
+from sts_core.errors import StateError
+from sts_eval import read_results
+from sts_eval.features.extraction import FrozenBackbone
+from sts_methods.runs.checkpoint import read_checkpoint
+from sts_pipelines.cli.main import main
+from sts_pipelines.cli.running import evaluate_folders, run_recipe
+from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
+from sts_pipelines.diagnostics.doctor import examine
+from sts_pipelines.errors import RunError, UsageError
+from sts_pipelines.launch import driver, worker
+from sts_pipelines.launch.driver import launch
+from sts_pipelines.launch.job import Job, jobs_of, run_lock
+from sts_pipelines.launch.worker import train_job
+
+Tiny = Callable[..., PipelineConfig]
+
+
+def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = read_checkpoint(folder / "checkpoints" / f"step-{step:08d}")["method"]
+    return state
+
+
+def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def run(pipeline: PipelineConfig) -> Path:
+    launch(jobs_of(pipeline), name=pipeline.run_name, folder=pipeline.folder)
+    return pipeline.folder
+
+
+def test_a_run_leaves_config_metrics_networks_and_results(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = tiny("byol-digits-sts")
+    run_recipe(pipeline)
+    folder = pipeline.folder
+    for name in ("config.yaml", "metrics.jsonl", "teacher.safetensors", "student.safetensors", "report/report.html"):
+        assert (folder / name).is_file(), name
+    entries = read_results(folder).entries
+    assert {(e["evaluation"], e["network"]) for e in entries} == {
+        (evaluation, network) for evaluation in ("linear", "knn") for network in ("teacher", "student")
+    }
+    assert "linear teacher" in capsys.readouterr().out
+
+
+def test_the_config_of_a_run_folder_runs_again(tiny: Tiny, tmp_path: Path) -> None:
+    from sts_pipelines.cli.resolve import resolve
+
+    pipeline = tiny("moco-digits-tma", steps=2)
+    folder = run(pipeline)
+    assert resolve(str(folder / "config.yaml")) == pipeline
+
+
+def test_a_finished_run_returns_at_once_and_evaluates_nothing_twice(tiny: Tiny) -> None:
+    pipeline = tiny("fixmatch-digits-sts", steps=4)
+    folder = run(pipeline)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("state.pt")}
+    results = (folder / "results.json").stat().st_mtime_ns
+    run(pipeline)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("state.pt")} == before
+    assert (folder / "results.json").stat().st_mtime_ns == results
+
+
+def test_a_comparison_trains_each_variant_in_a_folder_of_its_own(tiny: Tiny) -> None:
+    base = tiny("byol-digits-sts", steps=2)
+    variants = {name: replace(base.training.smoothing, momentum=m) for name, m in (("slow", 0.9), ("fast", 0.1))}
+    recipe = ComparisonConfig(pipeline=base, variants=variants)
+    launch(jobs_of(recipe), name=recipe.run_name, folder=recipe.folder)
+    for name, smoothing in variants.items():
+        config = json.loads((recipe.folder / name / "config.json").read_text())
+        assert config["smoothing"]["momentum"] == smoothing.momentum
+        assert (recipe.folder / name / "results.json").is_file()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_variant_that_fails_leaves_the_others_and_is_named_at_the_end(
+    num_workers: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tiny("byol-digits-sts", num_workers=num_workers, steps=2)
+    variants = {name: replace(base.training.smoothing, momentum=m) for name, m in (("none", 0.0), ("a", 0.1), ("b", 1))}
+    recipe = ComparisonConfig(pipeline=base, variants=variants)
+    groups: list[str] = []
+
+    def one_group(jobs: Sequence[Job], **options: object) -> None:
+        groups.append("+".join(job.label for job in jobs))
+        driver._train_in_process(jobs)
+
+    def diverging(job: Job, runtime: Any) -> None:
+        if job.label == "none":
+            raise StateError("the loss is not finite")
+        train_job(job, runtime)
+
+    monkeypatch.setattr(driver, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(driver, "train_on_ray", one_group)
+    monkeypatch.setattr(driver, "train_job", diverging)
+    with pytest.raises(RunError, match=r"1 of 3 runs failed: none \(the loss is not finite\); the same command tries"):
+        run_recipe(recipe)
+    assert groups == ([] if num_workers == 0 else ["none+a+b", "none", "a", "b"])
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows if row.startswith(("none", "a ", "b "))] == ["a", "b"]
+
+
+@pytest.mark.parametrize("names", [(), ("report",)])
+def test_a_comparison_needs_teachers_with_folders_of_their_own(tiny: Tiny, names: tuple[str, ...]) -> None:
+    pipeline = tiny("byol-digits-tma")
+    with pytest.raises(ConfigError, match="variant"):
+        ComparisonConfig(pipeline=pipeline, variants=dict.fromkeys(names, pipeline.training.smoothing))
+
+
+def test_a_damaged_newest_checkpoint_costs_steps_and_not_the_run(tiny: Tiny) -> None:
+    pipeline = tiny("moco-digits-sts")
+    folder = run(pipeline)
+    expected = weights(folder, 6)
+    state = folder / "checkpoints" / "step-00000006" / "state.pt"
+    state.write_bytes(state.read_bytes()[:-100])
+    text, healthy = examine(str(folder))
+    assert healthy
+    assert "the newest checkpoint is damaged: it would go on from step 4" in text
+    with pytest.warns(UserWarning, match="skipped a damaged checkpoint"):
+        run(pipeline)
+    assert same_bits(weights(folder, 6), expected)
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_earlier_checkpoints(tiny: Tiny, tmp_path: Path) -> None:
+    pipeline = tiny("byol-digits-sts", steps=8)
+    reference = run(tiny("byol-digits-sts", steps=8, storage=tmp_path / "reference"))
+    flags = ["--steps", "8", "--checkpoint-every-steps", "2", "--log-every-steps", "1"]
+    flags += ["--cluster.num-workers", "0", "--cluster.storage-path", str(tmp_path), "--cluster.use-gpu", "false"]
+
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    command = [sys.executable, "-m", "sts_pipelines.cli.main", "run", "byol-digits-sts", *flags]
+    finished = subprocess.run(
+        command, capture_output=True, text=True, check=False, preexec_fn=small_files, env=os.environ
+    )
+    assert finished.returncode == 2
+    last = finished.stderr.strip().splitlines()[-1]
+    assert last.startswith("sts: cannot write checkpoint")
+    assert "free some space" in last
+    assert main(command[3:]) == 0
+    (folder,) = (path for path in tmp_path.iterdir() if path.name.startswith("byol-digits-sts"))
+    assert folder.name == pipeline.run_name
+    assert same_bits(weights(folder, 8), weights(reference, 8))
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    flags = ["--cluster.num-workers", "0", "--cluster.storage-path", str(tmp_path / "file")]
+    assert main(["run", "byol-digits-sts", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sts: cannot write to ")
+    assert error.count("\n") == 1
+
+
+def test_a_job_that_another_group_of_workers_writes_is_left_alone(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    base = tiny("byol-digits-sts", steps=2)
+    variants = {name: replace(base.training.smoothing, momentum=m) for name, m in (("one", 0.9), ("two", 0.1))}
+    recipe = ComparisonConfig(pipeline=base, variants=variants)
+    monkeypatch.setattr(worker, "run_lock", lambda folder: run_lock(folder, patience_seconds=0.3))
+    with run_lock(recipe.folder / "two"), pytest.raises(RunError, match="two is being written to by another run"):
+        launch(jobs_of(recipe), name=recipe.run_name, folder=recipe.folder)
+    assert not (recipe.folder / "two" / "checkpoints").exists()
+
+
+def test_two_writers_of_one_folder_are_kept_apart(tmp_path: Path) -> None:
+    with run_lock(tmp_path), pytest.raises(UsageError, match="another run"), run_lock(tmp_path, patience_seconds=0.3):
+        pass
+    with run_lock(tmp_path, patience_seconds=0.3):
+        assert (tmp_path / ".lock").is_file()
+
+
+def test_evaluate_adds_what_is_missing_and_refuses_to_change_the_training(tiny: Tiny) -> None:
+    pipeline = tiny("byol-digits-tma", steps=2)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
+    folder = run(pipeline)
+    evaluate_folders([str(folder)], ["--evaluation.after-training", "linear", "--evaluation.networks", "teacher"])
+    found = {(e["evaluation"], e["network"]) for e in read_results(folder).entries}
+    assert found == {("knn", "teacher"), ("knn", "student"), ("linear", "teacher")}
+    with pytest.raises(UsageError, match="a finished training cannot be changed"):
+        evaluate_folders([str(folder)], ["--smoothing.momentum", "0.1"])
+
+
+def test_two_evaluations_of_one_run_are_kept_apart(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = tiny("byol-digits-tma", steps=1)
+    folder = run(replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=())))
+    monkeypatch.setattr(worker, "run_lock", lambda folder: run_lock(folder, patience_seconds=0.3))
+    with run_lock(folder), pytest.raises(UsageError, match="is being written to by another run: wait for it"):
+        evaluate_folders([str(folder)], ["--evaluation.after-training", "knn"])
+    assert not (folder / "results.json").exists()
+
+
+@pytest.mark.parametrize("flag", ["--cluster.num-workers", "--cluster.num_workers"])
+def test_an_evaluation_is_done_by_workers_where_they_are_asked_for(
+    flag: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run(tiny("byol-digits-tma", steps=1))
+    workers: list[int] = []
+    monkeypatch.setattr(
+        "sts_pipelines.cli.running.launch", lambda jobs, **_: workers.append(jobs[0].pipeline.cluster.num_workers)
+    )
+    evaluate_folders([str(folder)], [flag, "2"])
+    evaluate_folders([str(folder)], [f"{flag}=1"])
+    evaluate_folders([str(folder)], [])
+    assert workers == [2, 1, 0]
+
+
+def test_a_killed_evaluation_goes_on_with_the_features_it_had(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = tiny("byol-digits-tma", steps=1)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
+    with monkeypatch.context() as killed:
+        killed.setattr("sts_pipelines.evaluation.evaluator.nearest_neighbours", raising(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(pipeline)
+    shown = []
+    forward = FrozenBackbone.__call__
+    monkeypatch.setattr(FrozenBackbone, "__call__", lambda self, x: shown.append(len(x)) or forward(self, x))
+    run(pipeline)
+    assert {entry["network"] for entry in read_results(pipeline.folder).entries} == {"teacher", "student"}
+    assert sum(shown) < 2000  # the student's 1797 digits, and of each split one image for the width
+    assert not (pipeline.folder / ".features").exists()
+
+
+def raising(error: type[BaseException]) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return function
+
+
+def test_student_and_teacher_are_shown_each_corrupted_image_in_one_pass(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sts_pipelines.evaluation import corruptions
+
+    shown: list[tuple[str, ...]] = []
+    real = corruptions.evaluate_cell
+
+    def counting(models: dict[str, torch.nn.Module], *rest: object, **options: object) -> object:
+        shown.append(tuple(models))
+        return real(models, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(corruptions, "evaluate_cell", counting)
+    monkeypatch.setattr(corruptions, "cells_of", lambda source: [("contrast", 1), ("brightness", 1)])
+    pipeline = tiny("byol-digits-tma", steps=2)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("imagenet-c",)))
+    folder = run(pipeline)
+    assert [len(models) for models in shown] == [2, 2]
+    found = {(e["evaluation"], e["network"]) for e in read_results(folder).entries}
+    assert found == {("imagenet-c", "teacher"), ("imagenet-c", "student")}
+    assert len(list(folder.glob("imagenet-c-teacher-*.npz"))) == 1
+
+
+def test_a_finished_run_starts_no_cluster_and_one_that_lacks_a_result_does(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = tiny("byol-digits-tma", steps=2)
+    folder = run(pipeline)
+    started: list[float] = []
+
+    @contextlib.contextmanager
+    def no_cluster(cluster: object, *, num_cpus: float) -> Iterator[None]:
+        started.append(num_cpus)
+        yield
+
+    monkeypatch.setattr(driver, "ray_cluster", no_cluster)
+    monkeypatch.setattr(driver, "train_on_ray", lambda jobs, **options: None)
+    on_ray = replace(pipeline, cluster=replace(pipeline.cluster, num_workers=2))
+    assert run(on_ray) == folder
+    assert started == []
+    (folder / "results.json").unlink()
+    run(on_ray)
+    assert started == [2.0]
+
+
+def test_export_writes_a_backbone_that_another_library_reads(tiny: Tiny, tmp_path: Path) -> None:
+    pipeline = tiny("byol-digits-tma", steps=1)
+    method = replace(pipeline.training.method, backbone="resnet10t", stem="imagenet")
+    pipeline = replace(pipeline, training=replace(pipeline.training, method=method))
+    folder = run(pipeline)
+    output = tmp_path / "teacher-for-timm.safetensors"
+    assert main(["export", str(folder), "--to", "timm", "--output", str(output)]) == 0
+    assert output.is_file()
+
+
+def test_the_doctor_tells_what_a_run_is(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run(tiny("fixmatch-digits-sts", steps=4))
+    assert main(["doctor", str(folder)]) == 0
+    text = capsys.readouterr().out
+    for part in ("method: fixmatch", "step: 4", "m=0.95, p=0.5", "buffers: copy", "intact", "label split: "):
+        assert part in text, part
+    assert main(["doctor", str(folder / "checkpoints" / "step-00000004")]) == 0
+    assert main(["doctor", str(folder / "teacher.safetensors")]) == 0
+    (folder / "teacher.safetensors").write_bytes(b"torn")
+    assert main(["doctor", str(folder / "teacher.safetensors")]) == 1
+    for state in folder.rglob("state.pt"):
+        state.write_bytes(b"torn")
+    assert main(["doctor", str(folder)]) == 1
+    assert "NOT RESUMABLE" in capsys.readouterr().out
+
+
+def test_jobs_cross_to_workers_as_plain_values(tiny: Tiny, tmp_path: Path) -> None:
+    job = Job(label="x", pipeline=tiny("byol-digits-sts"), folder=tmp_path, bank_folder=tmp_path / "bank")
+    assert Job.from_plain(json.loads(json.dumps(job.to_plain()))) == job
+
+
+def test_an_evaluation_trains_nothing_even_when_the_checkpoints_are_gone(tiny: Tiny) -> None:
+    pipeline = tiny("byol-digits-tma", steps=2)
+    folder = run(replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=())))
+    config = (folder / "config.yaml").read_text()
+    shutil.rmtree(folder / "checkpoints")
+    launch([Job(label="x", pipeline=pipeline, folder=folder, train=False)], name="x", folder=folder)
+    assert {entry["evaluation"] for entry in read_results(folder).entries} == {"linear", "knn"}
+    assert not (folder / "checkpoints").exists()
+    assert (folder / "config.yaml").read_text() == config

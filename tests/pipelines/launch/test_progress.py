@@ -1,0 +1,106 @@
+"""What the driver shows of runs in other processes."""
+
+import io
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from sts_eval import add_entries
+from sts_methods.runs.runtime import RunPlan
+from sts_pipelines.catalog import CATALOG
+from sts_pipelines.config.pipeline import PipelineConfig, SweepConfig
+from sts_pipelines.launch.driver import launch
+from sts_pipelines.launch.job import Job
+from sts_pipelines.launch.progress import Watcher, write_plan
+from sts_pipelines.sweep.progress import CellWatcher
+from sts_pipelines.sweep.trials import cells_of
+
+Tiny = Callable[..., PipelineConfig]
+
+
+def plan(first_step: int = 0) -> RunPlan:
+    return RunPlan(
+        config={}, first_step=first_step, total_steps=4, steps_per_epoch=2, images_per_step=8, keep_checkpoints=1
+    )
+
+
+def log(folder: Path, *steps: int) -> None:
+    with (folder / "metrics.jsonl").open("a") as file:
+        for step in steps:
+            file.write(json.dumps({"step": step, "loss": 0.5, "images_per_second": 80.0}) + "\n")
+
+
+def test_the_watcher_shows_steps_rate_time_left_and_loss(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with Watcher([tmp_path], stream=stream, every_seconds=0.01):
+        write_plan(tmp_path, plan(), label="sts")
+        log(tmp_path, 1, 2, 3, 4)
+    text = stream.getvalue()
+    assert "sts: 4 steps of 8 images" in text
+    assert "step 4/4 (100%)  80 images/s  0:00 left  loss 0.5" in text
+
+
+def test_the_watcher_says_where_restarted_workers_go_on(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    write_plan(tmp_path, plan(first_step=2), label="sts")
+    log(tmp_path, 1, 2, 3)
+    (tmp_path / "metrics.jsonl").open("a").close()
+    with Watcher([tmp_path], stream=stream, every_seconds=0.01):
+        pass
+    assert "from step 2" in stream.getvalue()
+
+
+def test_the_watcher_leaves_a_run_that_failed_for_the_next_one(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    failed, next_one = tmp_path / "a", tmp_path / "b"
+    for folder in (failed, next_one):
+        folder.mkdir()
+    with Watcher([failed, next_one], stream=stream, every_seconds=0.01):
+        write_plan(failed, plan(), label="none")
+        log(failed, 1)
+        wait_for("none:", stream)
+        write_plan(next_one, plan(), label="sts")
+        wait_for("sts:", stream)
+    assert "sts: 4 steps of 8 images" in stream.getvalue()
+
+
+def wait_for(text: str, stream: io.StringIO, *, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while text not in stream.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert text in stream.getvalue()
+
+
+def test_a_note_of_an_earlier_launch_is_not_shown(tmp_path: Path) -> None:
+    import os
+
+    write_plan(tmp_path, plan(), label="old")
+    os.utime(tmp_path / "plan.json", (0, 0))
+    stream = io.StringIO()
+    with Watcher([tmp_path], stream=stream, every_seconds=0.01):
+        pass
+    assert stream.getvalue() == ""
+
+
+def test_a_sweep_tells_of_every_cell_once(tmp_path: Path) -> None:
+    recipe = CATALOG["byol-digits-p-by-m"].build()
+    assert isinstance(recipe, SweepConfig)
+    cells = cells_of(replace(recipe, sweep=replace(recipe.sweep, momenta=(0.9,), preserve_probabilities=(0.0, 0.5))))
+    stream = io.StringIO()
+    with CellWatcher(tmp_path, cells, metric="knn/teacher/top1", stream=stream, every_seconds=0.01):
+        (tmp_path / "m0.9-p0.5").mkdir()
+        entry = {"evaluation": "knn", "network": "teacher", "metric": "top1", "value": 91.25, "which": "last"}
+        add_entries(tmp_path / "m0.9-p0.5", [entry])
+    assert stream.getvalue().startswith("cell 1/2  m0.9-p0.5: 91.2")
+    assert stream.getvalue().count("cell") == 1
+
+
+def test_unlabelled_images_count_as_they_do_in_the_rate(tiny: Tiny) -> None:
+    pipeline = tiny("fixmatch-digits-sts", steps=1)
+    plain = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=()))
+    launch([Job(label="x", pipeline=plain, folder=plain.folder)], name="x", folder=plain.folder)
+    training = plain.training
+    shown = json.loads((plain.folder / "plan.json").read_text())["images_per_step"]
+    assert shown == training.global_batch_size * (1 + training.data.unlabelled_ratio)

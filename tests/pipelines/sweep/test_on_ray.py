@@ -1,0 +1,182 @@
+"""Ray Tune over Ray Train: a killed sweep resumed, and a search that stops trials early without leaking anything."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sts_pipelines.config.pipeline import GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.errors import RunError
+from sts_pipelines.sweep.run import run_sweep
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),  # on a machine that does much else
+    # Ray warns about its own deprecated settings and leaves sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning"),
+]
+Tiny = Callable[..., PipelineConfig]
+Below = Callable[[int], dict[int, str]]
+
+
+@pytest.fixture
+def another_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Somebody else's Ray on the same machine."""
+    start = "import ray; ray.init('local', num_cpus=1, include_dashboard=False); print(flush=True); input()"
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:  # a socket's path may have 107 bytes
+        environment = os.environ | {"RAY_TMPDIR": folder}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen([sys.executable, "-c", start], env=environment, **pipes) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            assert other.poll() is None
+            yield
+            other.communicate(b"\n")
+
+
+def test_a_search_stops_trials_and_frees_what_they_held(another_cluster: None, ray_cluster: None, tiny: Tiny) -> None:
+    import ray
+
+    pipeline = tiny("byol-digits-sts", num_workers=1, steps=8)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
+    grid = GridConfig(search="asha", coordinates="m_eff-p", num_samples=4, max_concurrent=2)
+    recipe = SweepConfig(pipeline=pipeline, sweep=grid)
+    found = run_sweep(recipe)
+    assert len(found) == 4
+    finished = [outcome for outcome in found if outcome.value is not None]
+    stopped = [outcome for outcome in found if outcome.stopped_at is not None]
+    assert finished
+    assert stopped
+    assert len(finished) + len(stopped) == 4
+    assert all(outcome.stopped_at < 8 for outcome in stopped if outcome.stopped_at is not None)
+    deadline = time.monotonic() + 60
+    while ray.available_resources().get("CPU") != 3.0 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert ray.available_resources().get("CPU") == 3.0
+
+
+def test_a_trial_goes_on_after_its_worker_was_killed(
+    ray_cluster: None, tiny: Tiny, processes_below: Below, tmp_path: Path
+) -> None:
+    pipeline = tiny("byol-digits-sts", num_workers=1, steps=60)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
+    grid = GridConfig(cells=((0.9, 0.5),), metric="knn/teacher/top1")
+    killed: list[int] = []
+
+    def kill_once() -> None:
+        while not killed:
+            time.sleep(0.05)
+            if any(len(path.read_text().splitlines()) >= 6 for path in tmp_path.glob("*/*/metrics.jsonl")):
+                killed.extend(
+                    pid for pid, command in processes_below(os.getpid()).items() if "RayTrainWorker" in command
+                )
+                os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_once)
+    killer.start()
+    (outcome,) = run_sweep(SweepConfig(pipeline=pipeline, sweep=grid))
+    killer.join()
+    assert outcome.value is not None
+    (metrics,) = tmp_path.glob("*/*/metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == 60
+
+
+def test_an_interrupted_and_a_killed_sweep_finish_only_what_is_missing(tmp_path: Path, processes_below: Below) -> None:
+    flags = ["--steps", "4", "--log-every-steps", "1", "--evaluation.after-training", "knn"]
+    flags += ["--sweep.momenta", "0,0.9", "--sweep.preserve-probabilities", "0,0.5", "--sweep.cells-per-trial", "2"]
+    flags += ["--cluster.num-workers", "1", "--cluster.storage-path", str(tmp_path / "runs")]
+    flags += ["--sweep.metric", "knn/teacher/top1", "--sweep.max-concurrent", "1"]
+    command = [sys.executable, "-m", "sts_pipelines.cli.main", "sweep", "byol-digits-p-by-m", *flags]
+    errors = tmp_path / "stderr.txt"
+
+    def start_and_wait_for(pattern: str, count: int) -> subprocess.Popen[bytes]:
+        with errors.open("wb") as stderr:
+            # A session of its own, as a terminal's Ctrl-C goes to all processes in the foreground; and what a shell
+            # starts in the background ignores SIGINT, as would its children.
+            driver = subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        while len(list(tmp_path.glob(f"runs/*/*/{pattern}"))) < count:
+            assert driver.poll() is None, errors.read_text()[-2000:]
+            time.sleep(0.1)
+        return driver
+
+    driver = start_and_wait_for("finished.json", 1)
+    below = processes_below(driver.pid)
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", f"{0:024}01000000"}  # 127.0.0.1 twice, ::1
+    assert listening({driver.pid, *below}) <= loopback
+    os.killpg(driver.pid, signal.SIGINT)
+    assert driver.wait() == 130, errors.read_text()[-2000:]
+    assert errors.read_text().endswith("sts: stopped; the same command continues from the newest checkpoint\n")
+    deadline = time.monotonic() + 60
+    while (left := [pid for pid in below if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/*/finished.json")}
+
+    driver = start_and_wait_for("metrics.jsonl", 3)
+    for pid in (driver.pid, *processes_below(driver.pid)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    driver.wait()
+
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert "0 finished before" not in again.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert len(list(folder.glob("*/finished.json"))) == 4
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert (folder / "sweep.csv").read_text().count("\n") == 5
+
+
+def listening(processes: set[int]) -> set[str]:
+    """The addresses at which any of `processes` takes connections, as the kernel writes them."""
+    inodes = set()
+    for pid in processes:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):  # it ended while we looked
+                inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:  # TCP_LISTEN
+                found.add(fields[1].partition(":")[0])
+    assert found
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_sweep_that_ray_itself_ends_is_one_line(
+    ray_cluster: None, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray import tune
+
+    def out_of_memory(tuner: object) -> None:
+        raise RuntimeError("3 workers were killed\nand much more")
+
+    monkeypatch.setattr(tune.Tuner, "fit", out_of_memory)
+    recipe = SweepConfig(pipeline=tiny("byol-digits-sts", num_workers=1), sweep=GridConfig(cells=((0.9, 0.5),)))
+    with pytest.raises(RunError, match=r"Ray stopped the sweep \(3 workers were killed\): the same command goes on"):
+        run_sweep(recipe)
