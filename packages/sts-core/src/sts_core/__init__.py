@@ -14,6 +14,7 @@ from sts_core.errors import ConfigError, PairingError, StateError, StsError
 from sts_core.pairing import make_teacher
 from sts_core.schedules import constant_momentum, cosine_momentum
 from sts_core.smoother import Applied, Smoother, TeacherBank
+from sts_core.theory import next_noise_variance, noise_std
 
 __version__ = "0.1.0"
 
@@ -32,7 +33,9 @@ __all__ = [
     "cosine_momentum",
     "fragment_age",
     "make_teacher",
+    "next_noise_variance",
     "no_smoothing",
+    "noise_std",
     "output_drift",
     "parameter_drift",
     "spatial_ensemble",

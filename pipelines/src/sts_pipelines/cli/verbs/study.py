@@ -10,18 +10,19 @@ import argparse
 EXAMPLES = """  sts study small --output results/small
   sts study small --output results/small --processes 2 --cifar10 cifar10.npz
   sts study small --output results/small --report-only
+  sts study noise --output results/noise
 
   cifar10.npz holds x_train, y_train, x_test, y_test (uint8 [N, 32, 32, 3] and classes), for example made by
     python -c "import numpy as np; from torchvision.datasets import CIFAR10; \\
       a, b = (CIFAR10('data', train=t, download=True) for t in (True, False)); \\
       np.savez('cifar10.npz', x_train=a.data, y_train=a.targets, x_test=b.data, y_test=b.targets)\""""
 TAKES_OVERRIDES = False
-STUDIES = ("small",)
+STUDIES = ("small", "noise")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("study", choices=STUDIES, help="which study")
-    parser.add_argument("--output", default="results/small", help="folder of raw results, tables and figures")
+    parser.add_argument("--output", help="folder of raw results, tables and figures (default: results/STUDY)")
     parser.add_argument("--work", default="runs/study-small", help="folder of what can be made again")
     parser.add_argument("--cifar10", metavar="FILE", help="npz file of CIFAR-10; without it only digits are studied")
     parser.add_argument("--processes", type=int, default=1, help="trainings at a time, one thread each")
@@ -32,11 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from pathlib import Path
 
+    output = Path(arguments.output or f"results/{arguments.study}")
+    if arguments.study == "noise":
+        from sts_pipelines.study.noise import conduct_noise
+
+        conduct_noise(output)
+        return 0
     from sts_pipelines.study.plan import StudyFolders
     from sts_pipelines.study.run import conduct_small
 
     conduct_small(
-        StudyFolders(output=Path(arguments.output), work=Path(arguments.work)),
+        StudyFolders(output=output, work=Path(arguments.work)),
         cifar10=None if arguments.cifar10 is None else Path(arguments.cifar10),
         processes=arguments.processes,
         timing=not arguments.no_timing,
