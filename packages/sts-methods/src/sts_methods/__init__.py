@@ -5,13 +5,13 @@ from sts_methods.data.batches import TrainingData, build_training_data, evaluati
 from sts_methods.data.config import DataConfig
 from sts_methods.data.image_files import ImageReadError
 from sts_methods.data.label_split import LabelSplit, label_split
-from sts_methods.methods.base import StepResult, StudentTeacherMethod
+from sts_methods.methods.base import MethodConfig, MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.byol import Byol, ByolConfig
 from sts_methods.methods.dino import Dino, DinoConfig
 from sts_methods.methods.fixmatch import FixMatch, FixMatchConfig
 from sts_methods.methods.mean_teacher import MeanTeacher, MeanTeacherConfig
 from sts_methods.methods.moco import MoCo, MoCoConfig
-from sts_methods.methods.registry import METHODS, MethodConfig, build_method
+from sts_methods.methods.registry import METHODS, build_method, method_record, register_method
 from sts_methods.networks.backbones import build_backbone
 from sts_methods.runs.backbone_files import load_backbone, save_backbone
 from sts_methods.runs.checkpoint import CheckpointError, CheckpointStore, read_checkpoint, write_checkpoint
@@ -53,6 +53,7 @@ __all__ = [
     "MeanTeacher",
     "MeanTeacherConfig",
     "MethodConfig",
+    "MethodRecord",
     "MetricsLog",
     "MoCo",
     "MoCoConfig",
@@ -76,8 +77,10 @@ __all__ = [
     "fit",
     "label_split",
     "load_backbone",
+    "method_record",
     "multi_crop",
     "read_checkpoint",
+    "register_method",
     "save_backbone",
     "two_views",
     "two_weak_views",

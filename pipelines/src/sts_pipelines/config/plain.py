@@ -2,8 +2,9 @@
 
 A config is a tree of frozen dataclasses. Its plain form is what YAML files, `sts show`, run folders, Ray workers and
 Tune's search space hold: nested dicts of JSON types, keyed by field names. Where a field may hold one of several
-dataclasses (the method), the plain form names it by `kind`: `ByolConfig` is `kind: byol`. A field with the metadata
-`{"flatten": True}` gives its own fields to its parent, so that users write `seed` and not `training.seed`.
+dataclasses (the method), the plain form names it by `kind`: `ByolConfig` is `kind: byol`. Two entries of a field's
+metadata count here: `choices`, a mapping, lets the field be what is registered there, whoever registered it; `flatten`
+gives the field's own fields to its parent, so that users write `seed` and not `training.seed`.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from sts_core.errors import ConfigError
+from sts_methods import METHODS
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import SchemaError, UsageError
 
@@ -38,14 +40,15 @@ class BareFlag(FlagText):
 
 
 def kind_of(cls: type) -> str:
-    """The name by which a dataclass is chosen among several: `FixMatchConfig` is `fixmatch`."""
-    return cls.__name__.removesuffix("Config").lower()
+    """The name by which a dataclass is chosen among several: a method's own, else `SweepConfig` is `sweep`."""
+    names = (name for name, config in METHODS.items() if config is cls)
+    return next(names, cls.__name__.removesuffix("Config").lower()).replace("_", "")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """The plain form of a config."""
     plain: dict[str, Any] = {}
-    hints = typing.get_type_hints(type(config))
+    hints = _types(type(config))
     for field in _settable(type(config)):
         value = getattr(config, field.name)
         if field.metadata.get("flatten"):
@@ -82,7 +85,7 @@ def leaves(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def field_types(cls: type) -> dict[str, Any]:
     """Name and type of every key of a section's plain form, flattened fields included."""
-    hints = typing.get_type_hints(cls)
+    hints = _types(cls)
     types_by_name: dict[str, Any] = {}
     for field in _settable(cls):
         if field.metadata.get("flatten"):
@@ -115,6 +118,16 @@ def section_at(cls: type, plain: Mapping[str, Any], path: Sequence[str]) -> type
     return cls
 
 
+def _types(cls: type) -> dict[str, Any]:
+    """The type of each field; one with the metadata `choices` may be what is registered there at present."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if choices := field.metadata.get("choices"):
+            text = hints[field.name] is str
+            hints[field.name] = Literal[tuple(choices)] if text else Union[tuple(choices.values())]  # noqa: UP007
+    return hints
+
+
 def _settable(cls: type) -> list[dataclasses.Field[Any]]:
     """The fields that the constructor takes; derived ones are not part of a config."""
     return [field for field in dataclasses.fields(cls) if field.init]
@@ -141,7 +154,7 @@ def _choose(members: tuple[type, ...], section: Any) -> type | None:
     if len(members) <= 1:
         return members[0] if members else None
     kind = section.get("kind") if isinstance(section, Mapping) else None
-    return next((member for member in members if kind_of(member) == kind), None)
+    return next((member for member in members if kind_of(member) == str(kind).replace("_", "")), None)
 
 
 def _read_dataclass(cls: type, plain: Any, path: str, problems: list[str]) -> Any:
@@ -160,7 +173,7 @@ def _read_dataclass(cls: type, plain: Any, path: str, problems: list[str]) -> An
 
 def _made(cls: type, values: dict[str, Any], path: str, problems: list[str]) -> Any:
     """`cls(**values)`. Its checks end at the first problem, so they are repeated without the values that it names."""
-    hints = typing.get_type_hints(cls)
+    hints = _types(cls)
     required = {field.name for field in _settable(cls) if _is_required(field)}
     kept = {name: value for name, value in values.items() if value is not _INVALID}
     replaceable = {name for name in values if name not in required and not _members(hints[name])}
@@ -187,7 +200,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _read_fields(cls: type, plain: Mapping[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
+    hints = _types(cls)
     values: dict[str, Any] = {}
     for field in _settable(cls):
         if field.metadata.get("flatten"):
@@ -243,7 +256,7 @@ def _read_kind(members: tuple[type, ...], value: Any, path: str, problems: list[
     if member is None:
         kinds = ", ".join(kind_of(option) for option in members)
         got = value.get("kind") if isinstance(value, Mapping) else value
-        problems.append(f"{path}.kind must be one of {kinds}, got {got!r}: choose one of these")
+        problems.append(f"{path}.kind must be one of {kinds}, got {got!r}")
         return _INVALID
     return _read_dataclass(member, {k: v for k, v in value.items() if k != "kind"}, f"{path}.", problems)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sts_core import Smoother
-from sts_methods import Batch, build_method
+from sts_methods import Batch, build_method, method_record
 from sts_methods.training.optimizers import build_optimizer
 from sts_pipelines.config.pipeline import PipelineConfig, Recipe, SweepConfig, base_of
 from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
@@ -156,14 +156,15 @@ def _fake_batches(pipeline: PipelineConfig) -> Iterator[Batch]:
     """Noise of the shape that the data would have: as many views, of the same sizes."""
     training = pipeline.training
     generator = torch.Generator().manual_seed(training.seed)
-    groups = getattr(training.method, "bn_groups", 1)
-    count = max(FAKE_BATCH, 2 * groups)
+    record = method_record(training.method)
+    assert record is not None, "build_method knew it"
+    count = max(FAKE_BATCH, record.smallest_batch(training.method))
 
     def noise(side: int) -> torch.Tensor:
         return torch.randn(count, 3, side, side, generator=generator)
 
     semi = training.data.recipe in ("fixmatch", "mean_teacher")
-    classes = getattr(training.method, "num_classes", 10)
+    classes = record.num_classes(training.method) or 10
     yield Batch(
         views=tuple(noise(side) for side in _view_sizes(pipeline)),
         indices=torch.arange(count),

@@ -3,27 +3,27 @@
 from pathlib import Path
 
 from sts_eval.detection.backends.choice import require_backend
+from sts_methods import method_record
 from sts_methods.data.batches import evaluation_data
 from sts_methods.data.config import DataConfig
 from sts_methods.data.datasets import open_source
 from sts_methods.data.sources import Split
 from sts_pipelines.config.pipeline import PipelineConfig
-from sts_pipelines.config.plain import kind_of
 from sts_pipelines.errors import UsageError
 
 
 def check_evaluations(pipeline: PipelineConfig) -> None:
     """Raise where an evaluation that is asked for could not follow the training."""
-    evaluation, method = pipeline.evaluation, pipeline.training.method
+    evaluation, method = pipeline.evaluation, method_record(pipeline.training.method)
     if pipeline.training.data.dataset == "images" and (names := _on_labelled_images(pipeline)):
         raise UsageError(
             f"{', '.join(names)} need labelled images, and dataset images has none: train on an imagefolder, or take "
             "them out of evaluation.after-training and let sts evaluate show another dataset to the networks"
         )
-    if "few-labels" in evaluation.after_training and not hasattr(method, "num_classes"):
+    if "few-labels" in evaluation.after_training and method is not None and not method.trains_classifier:
         raise UsageError(
-            f"few-labels measures the classifier that a method trains, and {kind_of(type(method))} trains none: take "
-            "it out of evaluation.after-training (linear and knn need no classifier), or train fixmatch or mean_teacher"
+            f"few-labels measures the classifier that a method trains, and {method.name} trains none: take it out of "
+            "evaluation.after-training (linear and knn need no classifier)"
         )
     if "voc" in evaluation.after_training and pipeline.cluster.address is None:  # else the workers may have it
         require_backend(evaluation.voc.backend)

@@ -1,12 +1,14 @@
-"""What every student-teacher method is: a student, a teacher and a loss."""
+"""What every student-teacher method is: a student, a teacher and a loss, and the record that makes it known."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from sts_core import Buffers
 from sts_methods.batch import Batch, Network
+from sts_methods.networks.backbones import Stem
 
 
 @dataclass(frozen=True)
@@ -39,3 +41,43 @@ class StudentTeacherMethod(nn.Module):
         """The feature extractor of the teacher or the student, without the method's heads."""
         module: nn.Module = (self.teacher if network == "teacher" else self.student).get_submodule("backbone")
         return module
+
+
+class MethodConfig(Protocol):
+    """What the config of every method says; it is a frozen dataclass with further fields of its own."""
+
+    @property
+    def backbone(self) -> str:
+        """Name for `build_backbone`."""
+
+    @property
+    def stem(self) -> Stem:
+        """First layers of the backbone."""
+
+
+def _two_images(config: Any) -> int:
+    return 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRecord:
+    """All that the rest of the project knows of a method."""
+
+    name: str
+    """What users call it."""
+    config: type[Any]
+    """Its config, a dataclass with at least the fields of `MethodConfig`."""
+    build: Callable[..., StudentTeacherMethod]
+    """Makes the method of (config, seed=)."""
+    views: str
+    """The views (`data.views`) that it trains on."""
+    also_takes: tuple[str, ...] = ()
+    """Views of other methods that serve it too."""
+    trains_classifier: bool = False
+    """Whether its networks are classifiers, of as many classes as its config's `num_classes` says."""
+    smallest_batch: Callable[[Any], int] = _two_images
+    """From its config to the least images that it can take a step on; batch norm needs two."""
+
+    def num_classes(self, config: Any) -> int | None:
+        """The classes that its networks tell apart; None if they are no classifiers."""
+        return int(config.num_classes) if self.trains_classifier else None

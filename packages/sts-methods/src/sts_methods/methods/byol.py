@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sts_core import make_teacher
 from sts_methods.batch import Batch
-from sts_methods.methods.base import StepResult, StudentTeacherMethod
+from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.health import health_metrics
 from sts_methods.methods.losses import cosine_distance
 from sts_methods.networks.backbones import Stem, build_backbone, num_features
@@ -81,3 +81,6 @@ class Byol(StudentTeacherMethod):
         if self.config.concatenate_views:
             return cast(Tensor, network(torch.cat(list(views)))).chunk(2)
         return each_apart(network, views)
+
+
+RECORD = MethodRecord(name="byol", config=ByolConfig, build=Byol, views="byol", also_takes=("moco",))

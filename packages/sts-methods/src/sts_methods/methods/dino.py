@@ -12,7 +12,7 @@ from sts_core import make_teacher
 from sts_core.distributed import sum_over_ranks, world_size
 from sts_core.errors import ConfigError
 from sts_methods.batch import Batch
-from sts_methods.methods.base import StepResult, StudentTeacherMethod
+from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.health import health_metrics
 from sts_methods.methods.losses import cross_view_entropy, full_precision
 from sts_methods.networks.backbones import Stem, build_backbone, features, num_features
@@ -164,3 +164,6 @@ def teacher_temperature(step: int, config: DinoConfig) -> float:
     return config.warmup_teacher_temperature + progress * (
         config.teacher_temperature - config.warmup_teacher_temperature
     )
+
+
+RECORD = MethodRecord(name="dino", config=DinoConfig, build=Dino, views="dino")

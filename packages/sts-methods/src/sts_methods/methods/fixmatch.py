@@ -10,7 +10,7 @@ from torch import Tensor
 from sts_core import Buffers, make_teacher
 from sts_core.errors import ConfigError
 from sts_methods.batch import Batch
-from sts_methods.methods.base import StepResult, StudentTeacherMethod
+from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.health import health_metrics, relative_weight_distance
 from sts_methods.methods.losses import pseudo_label_loss
 from sts_methods.networks.backbones import Stem, build_backbone, num_features
@@ -95,3 +95,6 @@ class FixMatch(StudentTeacherMethod):
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:
         return self.teacher(images)  # type: ignore[no-any-return]
+
+
+RECORD = MethodRecord(name="fixmatch", config=FixMatchConfig, build=FixMatch, views="fixmatch", trains_classifier=True)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from sts_core import make_teacher
 from sts_methods.batch import Batch
-from sts_methods.methods.base import StepResult, StudentTeacherMethod
+from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.health import health_metrics
 from sts_methods.methods.losses import softmax_mse
 from sts_methods.networks.backbones import Stem, build_backbone, num_features
@@ -81,3 +81,8 @@ def consistency_weight(step: int, config: MeanTeacherConfig) -> float:
     """w(k) = w·exp(−5·(1 − min(k/K, 1))²), the sigmoid-shaped ramp-up of Laine & Aila (2017)."""
     progress = min(step / config.ramp_up_steps, 1.0) if config.ramp_up_steps else 1.0
     return config.consistency_weight * math.exp(-5.0 * (1.0 - progress) ** 2)
+
+
+RECORD = MethodRecord(
+    name="mean_teacher", config=MeanTeacherConfig, build=MeanTeacher, views="mean_teacher", trains_classifier=True
+)

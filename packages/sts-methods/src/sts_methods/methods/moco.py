@@ -11,7 +11,7 @@ from sts_core import make_teacher
 from sts_core.distributed import gather_batch, rank, world_size
 from sts_methods.batch import Batch
 from sts_methods.draws import permutation
-from sts_methods.methods.base import StepResult, StudentTeacherMethod
+from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.health import health_metrics
 from sts_methods.methods.losses import info_nce
 from sts_methods.networks.backbones import Stem, build_backbone, num_features
@@ -106,3 +106,13 @@ class MoCo(StudentTeacherMethod):
 def shuffle_order(num: int, *, seed: int, step: int) -> Tensor:
     """ShuffleBN's order of the global batch, a pure function of (seed, step): every rank computes the same."""
     return torch.from_numpy(permutation(num, seed=seed, stream=SHUFFLE_STREAM, epoch=step))
+
+
+RECORD = MethodRecord(
+    name="moco",
+    config=MoCoConfig,
+    build=MoCo,
+    views="moco",
+    also_takes=("byol",),
+    smallest_batch=lambda config: 2 * config.bn_groups,
+)

@@ -1,40 +1,59 @@
-"""All methods by name and by config."""
+"""All methods by name and by config, collected from the records on their pages."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 from sts_core.errors import ConfigError
-from sts_methods.methods.base import StudentTeacherMethod
-from sts_methods.methods.byol import Byol, ByolConfig
-from sts_methods.methods.dino import Dino, DinoConfig
-from sts_methods.methods.fixmatch import FixMatch, FixMatchConfig
-from sts_methods.methods.mean_teacher import MeanTeacher, MeanTeacherConfig
-from sts_methods.methods.moco import MoCo, MoCoConfig
+from sts_methods.methods import byol, dino, fixmatch, mean_teacher, moco
+from sts_methods.methods.base import MethodConfig, MethodRecord, StudentTeacherMethod
 
-MethodConfig = ByolConfig | MoCoConfig | FixMatchConfig | MeanTeacherConfig | DinoConfig
+METHODS: dict[str, type[Any]] = {}
+"""The config class of every method, by the method's name."""
 
-METHODS: dict[str, type[MethodConfig]] = {
-    "byol": ByolConfig,
-    "moco": MoCoConfig,
-    "fixmatch": FixMatchConfig,
-    "mean_teacher": MeanTeacherConfig,
-    "dino": DinoConfig,
-}
+_RECORDS: dict[type[Any], MethodRecord] = {}
+
+
+def register_method(record: MethodRecord) -> None:
+    """Make a method known by its name and config, as if it were one of ours.
+
+    `fit`, resuming, the checks and the saved backbones then treat it like any other. Every process that meets its
+    config has to import the module that calls this.
+
+        register_method(MethodRecord(name="mine", config=MyConfig, build=MyMethod, views="byol"))
+    """
+    if METHODS.get(record.name, record.config) is not record.config:
+        raise ConfigError(f"every method needs a name of its own, got {record.name!r} for a second one")
+    named = {field.name for field in fields(record.config)} if is_dataclass(record.config) else set()
+    needed = {"backbone", "stem"} | ({"num_classes"} if record.trains_classifier else set())
+    if not needed <= named:
+        raise ConfigError(
+            f"the config of {record.name} must be a dataclass with the fields {', '.join(sorted(needed))}, "
+            f"{record.config.__name__} lacks {', '.join(sorted(needed - named))}"
+        )
+    METHODS[record.name] = record.config
+    _RECORDS[record.config] = record
+
+
+for page in (byol, moco, fixmatch, mean_teacher, dino):
+    register_method(page.RECORD)
+
+
+def method_record(config: MethodConfig) -> MethodRecord | None:
+    """The record of a method's config; None for one that was never registered."""
+    return next((_RECORDS[kind] for kind in type(config).__mro__ if kind in _RECORDS), None)
 
 
 def method_name(config: MethodConfig) -> str:
-    """The name under which `METHODS` holds the config's class."""
-    return next(name for name, kind in METHODS.items() if isinstance(config, kind))
+    """The name of a config's method, or its class's if it was never registered."""
+    record = method_record(config)
+    return type(config).__name__ if record is None else record.name
 
 
 def build_method(config: MethodConfig, *, seed: int) -> StudentTeacherMethod:
     """The method that `config` describes, on the CPU and in train mode; its weights depend on config and seed alone."""
-    match config:
-        case ByolConfig():
-            return Byol(config, seed=seed)
-        case MoCoConfig():
-            return MoCo(config, seed=seed)
-        case FixMatchConfig():
-            return FixMatch(config, seed=seed)
-        case MeanTeacherConfig():
-            return MeanTeacher(config, seed=seed)
-        case DinoConfig():
-            return Dino(config, seed=seed)
-    raise ConfigError(f"a method is one of {', '.join(METHODS)}, got {type(config).__name__}: pass one's config")
+    record = method_record(config)
+    if record is None:
+        raise ConfigError(
+            f"a method is one of {', '.join(METHODS)}, got {type(config).__name__}: register_method makes others known"
+        )
+    return record.build(config, seed=seed)

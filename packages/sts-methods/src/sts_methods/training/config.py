@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args
 from sts_core import SmoothingConfig, spatial_temporal_smoothing
 from sts_core.errors import ConfigError
 from sts_methods.data.config import DataConfig
-from sts_methods.methods.registry import METHODS, MethodConfig, method_name
+from sts_methods.methods.base import MethodConfig
+from sts_methods.methods.registry import METHODS, method_record
 from sts_methods.training.failure_checks import Reaction
 from sts_methods.training.optimizers import OptimizerConfig
 from sts_methods.training.precision import Precision
@@ -21,7 +22,7 @@ MomentumSchedule = Literal["constant", "cosine"]
 class TrainingConfig:
     """A complete training run. Give `epochs` or `steps`, and a method; everything else has a default for digits."""
 
-    method: MethodConfig
+    method: MethodConfig = field(metadata={"choices": METHODS})
     """The method and its numbers."""
     smoothing: SmoothingConfig = field(
         # The paper's BYOL, m from STS repo; its teacher runs in train mode with statistics of its own.
@@ -77,7 +78,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         _check_choices(self)
         _check_counts(self)
-        _check_recipe(self)
+        _check_views(self)
         _check_bank(self)
 
     def total_steps(self, steps_per_epoch: int) -> int:
@@ -94,7 +95,7 @@ def _check_choices(config: TrainingConfig) -> None:
     for name, options in choices.items():
         if getattr(config, name) not in get_args(options):
             known = ", ".join(get_args(options))
-            raise ConfigError(f"{name} must be one of {known}, got {getattr(config, name)!r}: choose one of these")
+            raise ConfigError(f"{name} must be one of {known}, got {getattr(config, name)!r}")
 
 
 def _check_counts(config: TrainingConfig) -> None:
@@ -105,24 +106,24 @@ def _check_counts(config: TrainingConfig) -> None:
         )
     for name in ("epochs", "steps", "checkpoint_every_steps", "verify_ranks_every_steps", "checkpoint_every_minutes"):
         if (value := getattr(config, name)) is not None and not value > 0:
-            raise ConfigError(f"{name} must be positive or None, got {value!r}: pass a larger number")
+            raise ConfigError(f"{name} must be positive or None, got {value!r}")
     check_not_negative(
         collapse_feature_std=config.collapse_feature_std, collapse_effective_rank=config.collapse_effective_rank
     )
     if not isinstance(config.seed, int) or not 0 <= config.seed < 2**64:
-        raise ConfigError(f"seed must be an integer in [0, 2**64), got {config.seed!r}: choose such a number")
+        raise ConfigError(f"seed must be an integer in [0, 2**64), got {config.seed!r}")
     for name in ("global_batch_size", "accumulation", "keep_checkpoints", "log_every_steps"):
         if not getattr(config, name) >= 1:
-            raise ConfigError(f"{name} must be at least 1, got {getattr(config, name)!r}: pass a larger number")
+            raise ConfigError(f"{name} must be at least 1, got {getattr(config, name)!r}")
 
 
-def _check_recipe(config: TrainingConfig) -> None:
-    """BYOL and MoCo take each other's views; the other methods need their own."""
-    if not isinstance(config.method, tuple(METHODS.values())):
-        return
-    name, recipe = method_name(config.method), config.data.recipe
-    if name != recipe and not {name, recipe} <= {"byol", "moco"}:
-        raise ConfigError(f"data.recipe must make the views that {name} trains on, got {recipe!r}: set it to {name!r}")
+def _check_views(config: TrainingConfig) -> None:
+    record = method_record(config.method)
+    if record is not None and config.data.recipe not in (record.views, *record.also_takes):
+        raise ConfigError(
+            f"data.recipe must make the views that {record.name} trains on, got {config.data.recipe!r}: "
+            f"set it to {record.views!r}"
+        )
 
 
 def _check_bank(config: TrainingConfig) -> None:

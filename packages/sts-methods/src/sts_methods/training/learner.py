@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from sts_core import Buffers, Smoother, TeacherBank, cosine_momentum
 from sts_methods.batch import Batch
 from sts_methods.methods.base import StudentTeacherMethod
+from sts_methods.runs.runtime import Runtime
+from sts_methods.training.config import TrainingConfig
 from sts_methods.training.optimizers import build_optimizer, learning_rate, set_learning_rate_
 from sts_methods.training.precision import autocast_dtype
-
-if TYPE_CHECKING:
-    from sts_methods.runs.runtime import Runtime
-    from sts_methods.training.config import TrainingConfig
 
 
 class Learner:
@@ -29,9 +27,9 @@ class Learner:
 
     def __init__(
         self,
-        config: "TrainingConfig",
+        config: TrainingConfig,
         method: StudentTeacherMethod,
-        runtime: "Runtime",
+        runtime: Runtime,
         *,
         total_steps: int,
         steps_per_epoch: int,

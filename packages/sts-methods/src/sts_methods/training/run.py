@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
@@ -12,17 +12,15 @@ from sts_core.errors import ConfigError
 from sts_methods.batch import Batch, Network
 from sts_methods.data.batches import TrainingData, build_training_data
 from sts_methods.methods.base import StudentTeacherMethod
-from sts_methods.methods.registry import METHODS, build_method, method_name
+from sts_methods.methods.registry import build_method, method_name, method_record
 from sts_methods.runs.backbone_files import save_backbone
 from sts_methods.runs.metrics_log import MetricWindow
 from sts_methods.runs.resume import check_resumable, config_to_json
 from sts_methods.runs.runtime import RunPlan, Runtime
+from sts_methods.training.config import TrainingConfig
 from sts_methods.training.drift import DriftTracker
 from sts_methods.training.failure_checks import Guard, agree, verify_ranks
 from sts_methods.training.learner import Learner
-
-if TYPE_CHECKING:
-    from sts_methods.training.config import TrainingConfig
 
 
 class Run:
@@ -30,7 +28,7 @@ class Run:
 
     def __init__(
         self,
-        config: "TrainingConfig",
+        config: TrainingConfig,
         runtime: Runtime,
         *,
         method: StudentTeacherMethod | None = None,
@@ -100,8 +98,8 @@ class Run:
 
     def save_backbones(self) -> None:
         """Rank 0 leaves teacher and student (.safetensors and .json each) and the bank's teachers in the run folder."""
-        if self.runtime.rank != 0 or not isinstance(self.config.method, tuple(METHODS.values())):
-            return  # a method of the user's own: nobody else could build its backbone by name
+        if self.runtime.rank != 0 or method_record(self.config.method) is None:
+            return  # not registered: nobody else could build its backbone by name
         for network in get_args(Network):
             self._save_backbone(network, self.learner.method.backbone(network), network, self._config_json["smoothing"])
         if self.learner.bank is not None:
@@ -219,15 +217,13 @@ class Run:
         return DriftTracker(self.learner.method.teacher, gather_batch(first.views[0]))
 
 
-def describe(config: "TrainingConfig") -> dict[str, Any]:
+def describe(config: TrainingConfig) -> dict[str, Any]:
     """The resolved config as JSON values, the method with its name."""
     values = config_to_json(config)
-    known = isinstance(config.method, tuple(METHODS.values()))
-    name = method_name(config.method) if known else type(config.method).__name__
-    return values | {"method": {"name": name, **values["method"]}}
+    return values | {"method": {"name": method_name(config.method), **values["method"]}}
 
 
-def _build_data(config: "TrainingConfig", runtime: Runtime) -> TrainingData:
+def _build_data(config: TrainingConfig, runtime: Runtime) -> TrainingData:
     data = build_training_data(
         config.data,
         seed=config.seed,
@@ -242,10 +238,11 @@ def _build_data(config: "TrainingConfig", runtime: Runtime) -> TrainingData:
             f"an epoch needs at least one batch, but {data.num_samples} images do not fill one of "
             f"{config.global_batch_size}: lower global_batch_size"
         )
-    num_classes = getattr(config.method, "num_classes", None)
-    if num_classes is not None and num_classes != data.num_classes:
+    record = method_record(config.method)
+    classes = None if record is None else record.num_classes(config.method)
+    if classes is not None and classes != data.num_classes:
         raise ConfigError(
-            f"method.num_classes must be the data's, got {num_classes} for {data.num_classes} classes: "
+            f"method.num_classes must be the data's, got {classes} for {data.num_classes} classes: "
             f"set it to {data.num_classes}"
         )
     return data
