@@ -8,7 +8,7 @@ import pytest
 
 from sts_pipelines.cli.main import main
 from sts_pipelines.cli.resolve import resolve
-from sts_pipelines.cli.running import run_recipe
+from sts_pipelines.cli.verbs.run import run_pipeline
 from sts_pipelines.config.pipeline import ComparisonConfig, GridConfig, PipelineConfig, SweepConfig
 from sts_pipelines.launch.job import Job
 
@@ -44,10 +44,10 @@ def test_the_folder_of_a_comparison_is_understood_by_every_verb(
         reported.append([run.name for run in runs])
         return output, output
 
-    monkeypatch.setattr("sts_pipelines.cli.running.write_report", write_report)
+    monkeypatch.setattr("sts_eval.write_report", write_report)
     with monkeypatch.context() as patch:
-        patch.setattr("sts_pipelines.cli.running.launch", launch)
-        run_recipe(comparison)
+        patch.setattr("sts_pipelines.launch.driver.launch", launch)
+        run_pipeline(comparison)
     assert resolve(str(folder / "config.yaml")) == comparison
     assert main(["report", str(folder)]) == 0
     assert reported == [["fast", "slow"]] * 2

@@ -14,7 +14,7 @@ from sts_pipelines.cli.main import main
 from sts_pipelines.cli.resolve import resolve
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.diagnostics import dry_run
-from sts_pipelines.diagnostics.dry_run import check_recipe
+from sts_pipelines.diagnostics.dry_run import check_pipeline
 from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launch import placement
@@ -36,7 +36,7 @@ from sts_pipelines.launch.placement import fits
 )
 def test_a_pipeline_takes_a_step_on_fake_data(name: str) -> None:
     small = ["--data.image-size", "64"] if "imagenet" in name else []  # what it is fed with costs time alone
-    text = check_recipe(resolve(name, small), placement=False)
+    text = check_pipeline(resolve(name, small), placement=False)
     assert "check passed" in text
     for part in ("parameters: student ", "units: ", "batch: ", "steps: ", "memory per worker", "one step on"):
         assert part in text, part
@@ -56,14 +56,14 @@ def test_units_are_counted_by_granularity() -> None:
 
     pipeline = CATALOG["byol-digits-sts"].build()
     teacher = build_method(pipeline.training.method, seed=0).teacher  # type: ignore[union-attr]
-    text = check_recipe(pipeline, placement=False)
+    text = check_pipeline(pipeline, placement=False)
     weights = sum(parameter.numel() for parameter in teacher.parameters())
     assert f"{len(list(teacher.parameters()))} layers" in text
     assert f"{weights:,} neurons" in text
 
 
 def test_a_sweep_says_how_many_cells_it_has() -> None:
-    assert "sweep: 32 cells" in check_recipe(CATALOG["byol-digits-p-by-m"].build(), placement=False)
+    assert "sweep: 32 cells" in check_pipeline(CATALOG["byol-digits-p-by-m"].build(), placement=False)
 
 
 def test_the_bank_of_a_sweep_with_one_student_counts_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +71,8 @@ def test_the_bank_of_a_sweep_with_one_student_counts_as_memory(monkeypatch: pyte
     monkeypatch.setattr(
         "sts_pipelines.diagnostics.dry_run._memory", lambda pipeline, method, *, bank: banks.append(bank) or []
     )
-    check_recipe(resolve("fixmatch-digits-p-by-m"), placement=False)
-    check_recipe(resolve("fixmatch-digits-sts"), placement=False)
+    check_pipeline(resolve("fixmatch-digits-p-by-m"), placement=False)
+    check_pipeline(resolve("fixmatch-digits-sts"), placement=False)
     assert banks == [32, 0]
 
 
@@ -119,7 +119,7 @@ def test_memory_counts_every_moment_and_every_crop(
 
 def test_an_evaluation_that_could_not_follow_is_told_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="byol trains none: take it out of"):
-        check_recipe(resolve("byol-digits-sts", ["--evaluation.after-training", "few-labels"]), placement=False)
+        check_pipeline(resolve("byol-digits-sts", ["--evaluation.after-training", "few-labels"]), placement=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(StsError, match="needs the package detectron2"):
         check_evaluations(resolve("byol-digits-sts", ["--evaluation.after-training", "voc"]))  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def test_an_evaluation_without_its_images_is_told_before_the_training(tmp_path: 
     flags = ["--data.dataset", "imagefolder", "--data.root", str(tmp_path)]
     (tmp_path / "train").mkdir()
     with pytest.raises(ConfigError, match=r"needs the folder .*val, which does not exist"):
-        check_recipe(resolve("byol-digits-sts", flags), placement=False)
+        check_pipeline(resolve("byol-digits-sts", flags), placement=False)
     only_training = [*flags, "--evaluation.after-training", ""]
     check_data(resolve("byol-digits-sts", only_training))  # type: ignore[arg-type]
     (tmp_path / "test").mkdir()
@@ -190,7 +190,7 @@ def test_workers_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     asked: list[dict[str, object]] = []
     monkeypatch.setattr("sts_pipelines.diagnostics.dry_run.fits", lambda request: asked.append(request))
     with pytest.raises(UsageError, match="do not fit on a pretended machine"):
-        check_recipe(resolve("byol-digits-sts", ["--cluster.cpus-per-worker", "64"]), placement=True)
+        check_pipeline(resolve("byol-digits-sts", ["--cluster.cpus-per-worker", "64"]), placement=True)
     assert asked == [{"num_cpus": 96, "num_gpus": 8, "bundles": [{"CPU": 64.0}] * 2}]
 
 

@@ -30,7 +30,7 @@ FLAGS = (
 
 
 def start(storage: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "sts_pipelines.cli.main", "run", "moco-digits-sts", *FLAGS]
+    command = [sys.executable, "-m", "sts_pipelines", "run", "moco-digits-sts", *FLAGS]
     command += ["--cluster.storage-path", str(storage / "runs")]
     home = storage / "home"
     home.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,8 @@ from sts_eval import read_results
 from sts_eval.features.extraction import FrozenBackbone
 from sts_methods.runs.checkpoint import read_checkpoint
 from sts_pipelines.cli.main import main
-from sts_pipelines.cli.running import evaluate_folders, run_recipe
+from sts_pipelines.cli.verbs.evaluate import evaluate_folders
+from sts_pipelines.cli.verbs.run import run_pipeline
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
 from sts_pipelines.diagnostics.doctor import examine
 from sts_pipelines.errors import RunError, UsageError
@@ -50,7 +51,7 @@ def run(pipeline: PipelineConfig) -> Path:
 
 def test_a_run_leaves_config_metrics_networks_and_results(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     pipeline = tiny("byol-digits-sts")
-    run_recipe(pipeline)
+    run_pipeline(pipeline)
     folder = pipeline.folder
     for name in ("config.yaml", "metrics.jsonl", "teacher.safetensors", "student.safetensors", "report/report.html"):
         assert (folder / name).is_file(), name
@@ -112,7 +113,7 @@ def test_a_variant_that_fails_leaves_the_others_and_is_named_at_the_end(
     monkeypatch.setattr(driver, "train_on_ray", one_group)
     monkeypatch.setattr(driver, "train_job", diverging)
     with pytest.raises(RunError, match=r"1 of 3 runs failed: none \(the loss is not finite\); the same command tries"):
-        run_recipe(recipe)
+        run_pipeline(recipe)
     assert groups == ([] if num_workers == 0 else ["none+a+b", "none", "a", "b"])
     rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows if row.startswith(("none", "a ", "b "))] == ["a", "b"]
@@ -149,7 +150,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_earlier_checkpoints(tiny: Tiny, 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
-    command = [sys.executable, "-m", "sts_pipelines.cli.main", "run", "byol-digits-sts", *flags]
+    command = [sys.executable, "-m", "sts_pipelines", "run", "byol-digits-sts", *flags]
     finished = subprocess.run(
         command, capture_output=True, text=True, check=False, preexec_fn=small_files, env=os.environ
     )
@@ -217,7 +218,7 @@ def test_an_evaluation_is_done_by_workers_where_they_are_asked_for(
     folder = run(tiny("byol-digits-tma", steps=1))
     workers: list[int] = []
     monkeypatch.setattr(
-        "sts_pipelines.cli.running.launch", lambda jobs, **_: workers.append(jobs[0].pipeline.cluster.num_workers)
+        "sts_pipelines.launch.driver.launch", lambda jobs, **_: workers.append(jobs[0].pipeline.cluster.num_workers)
     )
     evaluate_folders([str(folder)], [flag, "2"])
     evaluate_folders([str(folder)], [f"{flag}=1"])

@@ -14,7 +14,8 @@ import torch
 
 from sts_eval import read_results
 from sts_methods.runs.checkpoint import read_checkpoint
-from sts_pipelines.cli.running import evaluate_folders, run_recipe
+from sts_pipelines.cli.verbs.evaluate import evaluate_folders
+from sts_pipelines.cli.verbs.run import run_pipeline
 from sts_pipelines.config.pipeline import PipelineConfig, plain_of
 from sts_pipelines.config.storage_path import is_uri, local_folder
 from sts_pipelines.config.yaml_text import write_yaml
@@ -105,9 +106,9 @@ def test_a_run_in_a_uri_keeps_what_is_evaluated_and_configured_later(tiny: Tiny,
     first, second = with_knn(), with_knn(keep_checkpoints=7)
     assert first.run_name == second.run_name
     remote = tmp_path / "bucket" / first.run_name
-    run_recipe(first)
+    run_pipeline(first)
     evaluate_folders([str(first.folder)], ["--evaluation.after-training", "linear"])
-    run_recipe(second)
+    run_pipeline(second)
     for folder in (remote, first.folder):
         assert {entry["evaluation"] for entry in read_results(folder).entries} == {"knn", "linear"}
         assert "keep_checkpoints: 7" in (folder / "config.yaml").read_text()
@@ -115,16 +116,16 @@ def test_a_run_in_a_uri_keeps_what_is_evaluated_and_configured_later(tiny: Tiny,
 
 def test_a_run_in_a_uri_is_resumed_where_nothing_is_left(tiny: Tiny, tmp_path: Path) -> None:
     calm = tiny("byol-digits-sts", storage=tmp_path / "calm")
-    run_recipe(calm)
+    run_pipeline(calm)
     away = tmp_path / "bucket"
     pipeline = tiny("byol-digits-sts", storage=f"file://{away}")
-    run_recipe(pipeline)
+    run_pipeline(pipeline)
     remote = away / pipeline.run_name
     for name in ("config.yaml", "results.json", "teacher.safetensors", "report/report.html"):
         assert (remote / name).is_file(), name
     shutil.rmtree(pipeline.folder)  # another machine takes over
     shutil.rmtree(remote / "checkpoints" / "step-00000006")  # and the last checkpoint was never copied
-    run_recipe(pipeline)
+    run_pipeline(pipeline)
     expected = read_checkpoint(calm.folder / "checkpoints" / "step-00000006")["method"]
     found = read_checkpoint(remote / "checkpoints" / "step-00000006")["method"]
     assert all(torch.equal(expected[name], found[name]) for name in expected)

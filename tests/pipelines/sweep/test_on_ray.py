@@ -96,7 +96,7 @@ def test_an_interrupted_and_a_killed_sweep_finish_only_what_is_missing(tmp_path:
     flags += ["--sweep.momenta", "0,0.9", "--sweep.preserve-probabilities", "0,0.5", "--sweep.cells-per-trial", "2"]
     flags += ["--cluster.num-workers", "1", "--cluster.storage-path", str(tmp_path / "runs")]
     flags += ["--sweep.metric", "knn/teacher/top1", "--sweep.max-concurrent", "1"]
-    command = [sys.executable, "-m", "sts_pipelines.cli.main", "sweep", "byol-digits-p-by-m", *flags]
+    command = [sys.executable, "-m", "sts_pipelines", "sweep", "byol-digits-p-by-m", *flags]
     errors = tmp_path / "stderr.txt"
 
     def start_and_wait_for(pattern: str, count: int) -> subprocess.Popen[bytes]:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
-    from sts_pipelines.config.pipeline import Recipe
+    from sts_pipelines.config.pipeline import AnyPipeline
 
-R = TypeVar("R", bound="Recipe")
+R = TypeVar("R", bound="AnyPipeline")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A named recipe with what a user wants to know before running it."""
+    """A named pipeline with what a user wants to know before running it."""
 
     name: str
     """What the user types."""
@@ -25,7 +25,7 @@ class Entry:
     """Hours on that hardware; a question mark where nobody measured them."""
     verb: Literal["run", "sweep"]
     """The verb that runs it."""
-    build: "Callable[[], Recipe]"
+    build: "Callable[[], AnyPipeline]"
     """Returns the complete typed config."""
 
     @property

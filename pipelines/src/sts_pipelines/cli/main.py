@@ -108,7 +108,3 @@ def _in_one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename} cannot be used ({error.strerror}): choose another place, or mend this one"
     return " ".join(str(error).split())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""From what a user typed (a name or a YAML file, and overrides) to a complete, checked recipe."""
+"""From what a user typed (a name or a YAML file, and overrides) to a complete, checked config."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.config.flags import Flag, read_flags, set_flags
-from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, Recipe, SweepConfig
+from sts_pipelines.config.pipeline import AnyPipeline, ComparisonConfig, PipelineConfig, SweepConfig
 from sts_pipelines.config.plain import from_dict, kind_of, to_dict
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import SchemaError, UsageError
@@ -15,16 +15,16 @@ from sts_pipelines.errors import SchemaError, UsageError
 KINDS: dict[str, type] = {kind_of(cls): cls for cls in (PipelineConfig, ComparisonConfig, SweepConfig)}
 
 
-def resolve(target: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe called `target` with `overrides` applied."""
+def resolve(target: str, overrides: Sequence[str] = ()) -> AnyPipeline:
+    """The config called `target` with `overrides` applied."""
     cls, plain = _load(target)
     _refuse_overrides_without_effect(target, cls, overrides)
     flags = list(read_flags(overrides))
     try:
-        recipe: Recipe = from_dict(cls, set_flags(plain, flags))
+        config: AnyPipeline = from_dict(cls, set_flags(plain, flags))
     except SchemaError:
         raise SchemaError(_problems(cls, plain, flags)) from None
-    return recipe
+    return config
 
 
 def _problems(cls: type, plain: Mapping[str, Any], flags: Sequence[Flag]) -> list[str]:
@@ -50,8 +50,8 @@ def _refuse_overrides_without_effect(target: str, cls: type, overrides: Sequence
 
 def _load(target: str) -> tuple[type, dict[str, Any]]:
     if target in CATALOG:
-        recipe = CATALOG[target].build()
-        return type(recipe), to_dict(recipe)
+        config = CATALOG[target].build()
+        return type(config), to_dict(config)
     if target.endswith((".yaml", ".yml")) or Path(target).is_file():
         return _load_file(Path(target))
     near = difflib.get_close_matches(target, list(CATALOG), n=1, cutoff=0.5)

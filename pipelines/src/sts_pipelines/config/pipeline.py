@@ -287,14 +287,14 @@ class SweepConfig:
             _require(schedule == "constant", f"sweep.one_student needs momentum_schedule: constant, got {schedule}")
 
 
-Recipe = PipelineConfig | ComparisonConfig | SweepConfig
+AnyPipeline = PipelineConfig | ComparisonConfig | SweepConfig
 
 
-def base_of(recipe: Recipe) -> PipelineConfig:
+def base_of(config: AnyPipeline) -> PipelineConfig:
     """The pipeline that a comparison or a sweep varies, or the pipeline itself."""
-    return recipe if isinstance(recipe, PipelineConfig) else recipe.pipeline
+    return config if isinstance(config, PipelineConfig) else config.pipeline
 
 
-def plain_of(recipe: Any) -> dict[str, Any]:
-    """The plain form of a recipe with its kind, as files hold it."""
-    return {"kind": kind_of(type(recipe))} | to_dict(recipe)
+def plain_of(config: AnyPipeline) -> dict[str, Any]:
+    """The plain form of a config with its kind, as files hold it."""
+    return {"kind": kind_of(type(config))} | to_dict(config)

@@ -10,7 +10,7 @@ from torch import nn
 from sts_core import Smoother
 from sts_methods import Batch, build_method, method_record
 from sts_methods.training.optimizers import build_optimizer
-from sts_pipelines.config.pipeline import PipelineConfig, Recipe, SweepConfig, base_of
+from sts_pipelines.config.pipeline import AnyPipeline, PipelineConfig, SweepConfig, base_of
 from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launch.placement import fits
@@ -29,15 +29,15 @@ IMAGES = {"imagefolder": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "digi
 FAKE_BATCH = 4
 
 
-def check_recipe(recipe: Recipe, *, placement: bool) -> str:
+def check_pipeline(config: AnyPipeline, *, placement: bool) -> str:
     """A text with all findings; raises where the pipeline could not run."""
-    pipeline = base_of(recipe)
+    pipeline = base_of(config)
     check_evaluations(pipeline)
     if pipeline.training.data.root is not None:
         check_data(pipeline)
     method = build_method(pipeline.training.method, seed=pipeline.training.seed)
-    cells = cells_of(recipe) if isinstance(recipe, SweepConfig) else []
-    one_student = isinstance(recipe, SweepConfig) and recipe.sweep.one_student
+    cells = cells_of(config) if isinstance(config, SweepConfig) else []
+    one_student = isinstance(config, SweepConfig) and config.sweep.one_student
     bank = len(cells) if one_student else len(pipeline.training.bank)
     lines = [*_size(method), *_units(method), *_schedule(pipeline), *_memory(pipeline, method, bank=bank)]
     lines += _one_step(pipeline, method)

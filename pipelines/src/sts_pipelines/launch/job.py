@@ -91,11 +91,11 @@ def run_lock(folder: Path, *, patience_seconds: float = 60.0) -> Iterator[None]:
         yield
 
 
-def jobs_of(recipe: PipelineConfig | ComparisonConfig) -> list[Job]:
+def jobs_of(config: PipelineConfig | ComparisonConfig) -> list[Job]:
     """A pipeline is one job in its own folder; a comparison has one job, in a folder inside its own, per variant."""
-    if isinstance(recipe, PipelineConfig):
-        return [Job(label=recipe.name, pipeline=recipe, folder=recipe.folder)]
+    if isinstance(config, PipelineConfig):
+        return [Job(label=config.name, pipeline=config, folder=config.folder)]
     return [
-        Job(label=label, pipeline=pipeline, folder=recipe.folder / label)
-        for label, pipeline in recipe.pipelines.items()
+        Job(label=label, pipeline=pipeline, folder=config.folder / label)
+        for label, pipeline in config.pipelines.items()
     ]

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.cli.resolve import resolve
-    from sts_pipelines.diagnostics.dry_run import check_recipe
+    from sts_pipelines.diagnostics.dry_run import check_pipeline
 
-    print(check_recipe(resolve(arguments.pipeline, overrides), placement=not arguments.no_placement))
+    print(check_pipeline(resolve(arguments.pipeline, overrides), placement=not arguments.no_placement))
     return 0

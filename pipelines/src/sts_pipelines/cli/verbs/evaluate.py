@@ -4,6 +4,14 @@ Results are added to <run>/results.json; an evaluation that is there already und
 """
 
 import argparse
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sts_pipelines.launch.job import Job
 
 EXAMPLES = """  sts evaluate runs/byol-imagenet-200ep-sts-1a2b3c4d --only linear,imagenet-c
   sts evaluate runs/byol-imagenet-200ep-sts-1a2b3c4d --only voc --evaluation.voc.data-root /data/VOCdevkit
@@ -20,10 +28,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from sts_pipelines.cli.running import evaluate_folders
-
     for option, flag in (("only", "--evaluation.after-training"), ("networks", "--evaluation.networks")):
         if getattr(arguments, option):
             overrides = [*overrides, flag, getattr(arguments, option)]
     evaluate_folders(arguments.runs, overrides)
     return 0
+
+
+def evaluate_folders(folders: Sequence[str], overrides: Sequence[str]) -> None:
+    """Evaluate the networks of runs and print their table.
+
+    By Ray Train workers where `--cluster.num-workers` asks for them and where the run had several GPUs, since what was
+    trained on many GPUs is large; else in this process.
+    """
+    from sts_pipelines.config.run_folder import run_folders
+    from sts_pipelines.launch.driver import launch
+    from sts_pipelines.terminal import print_table
+
+    jobs = [_evaluation_of(run, overrides) for folder in folders for run in run_folders(folder)]
+    for _, same in itertools.groupby(jobs, key=lambda job: job.pipeline.cluster):
+        group = list(same)
+        launch(group, name=group[0].label, folder=group[0].folder)
+    labels = [job.label for job in jobs]
+    alike = {label for label in labels if labels.count(label) > 1}  # variants of several comparisons
+    print_table(
+        {f"{job.folder.parent.name}/{job.label}" if job.label in alike else job.label: job.folder for job in jobs}
+    )
+
+
+def _evaluation_of(folder: Path, overrides: Sequence[str]) -> "Job":
+    """The job that evaluates a finished run and trains nothing."""
+    from sts_pipelines.config.plain import to_dict
+    from sts_pipelines.config.run_folder import read_run
+    from sts_pipelines.diagnostics.preflight import check_evaluations
+    from sts_pipelines.errors import UsageError
+    from sts_pipelines.launch.job import Job
+
+    pipeline = read_run(folder, overrides)
+    before = to_dict(read_run(folder).training)
+    if to_dict(pipeline.training) | {"data": None} != before | {"data": None}:
+        raise UsageError("a finished training cannot be changed: override evaluation.* and data.* only")
+    check_evaluations(pipeline)
+    asked = any(override.replace("_", "-").startswith("--cluster.num-workers") for override in overrides)
+    if not asked and not (pipeline.cluster.use_gpu and pipeline.cluster.num_workers > 1):
+        pipeline = replace(pipeline, cluster=replace(pipeline.cluster, num_workers=0, min_workers=None))
+    path = folder.absolute()
+    return Job(label=path.name, pipeline=pipeline, folder=path, train=False)

@@ -1,6 +1,8 @@
 """sts export: write the backbone of a run as a checkpoint that timm, torchvision or detectron2 loads."""
 
 import argparse
+import tempfile
+from pathlib import Path
 
 EXAMPLES = """  sts export runs/byol-imagenet-200ep-sts-1a2b3c4d --to timm --output resnet50.safetensors
   sts export runs/moco-imagenet-200ep-tma-1a2b3c4d --to detectron2 --network student --output moco.pth"""
@@ -17,7 +19,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from sts_pipelines.cli.running import export_folder
+    from sts_methods import export
 
-    print(export_folder(arguments.run, network=arguments.network, to=arguments.to, output=arguments.output))
+    source = _network_file(arguments.run, arguments.network)
+    output = Path(arguments.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=output.parent).close()  # an OSError now, and not one of the library's own later
+    print(export(source, output, to=arguments.to))
     return 0
+
+
+def _network_file(folder: str, network: str) -> Path:
+    """The backbone that the only run in `folder` has saved."""
+    from sts_pipelines.config.run_folder import run_folders
+    from sts_pipelines.errors import UsageError
+
+    (run, *others) = run_folders(folder)
+    if others:
+        names = ", ".join(one.name for one in (run, *others))
+        raise UsageError(f"export writes one network, {folder} holds several runs: pass one of its folders {names}")
+    file = run / f"{network}.safetensors"
+    if not file.is_file():
+        raise UsageError(f"{folder} has no {network}.safetensors: let sts run finish the training first")
+    return file

@@ -1,6 +1,8 @@
 """sts report: one table and one page with plots from the results of several runs, beside the paper's numbers."""
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
 EXAMPLES = """  sts report runs/quickstart-1a2b3c4d
   sts report runs/byol-imagenet-200ep-tma-1a2b3c4d runs/byol-imagenet-200ep-sts-5e6f7a8b --against-paper
@@ -15,7 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from sts_pipelines.cli.running import report_folders
-
     report_folders(arguments.runs, against_paper=arguments.against_paper, output=arguments.output)
     return 0
+
+
+def report_folders(folders: Sequence[str], *, against_paper: bool = False, output: str | None = None) -> None:
+    """One report of several runs."""
+    from sts_eval import write_report
+    from sts_pipelines.config.run_folder import run_folders
+
+    runs = [run for folder in folders for run in run_folders(folder, "*/config.*")]
+    target = Path(output) if output else Path(folders[0]) / "report"
+    print(f"report: {write_report(runs, target, against_paper=against_paper)[1]}")

@@ -5,6 +5,13 @@ overridden by a flag of its name; `sts show NAME --flags` lists them.
 """
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sts_pipelines.config.pipeline import AnyPipeline, ComparisonConfig, PipelineConfig
+    from sts_pipelines.launch.job import Job
 
 EXAMPLES = """  sts run quickstart
   sts run byol-imagenet-200ep-sts --data.root /data/imagenet --cluster.num-workers 8
@@ -20,12 +27,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.cli.resolve import resolve
-    from sts_pipelines.cli.running import run_recipe
     from sts_pipelines.config.pipeline import SweepConfig
     from sts_pipelines.errors import UsageError
 
-    recipe = resolve(arguments.pipeline, overrides)
-    if isinstance(recipe, SweepConfig):
+    config = resolve(arguments.pipeline, overrides)
+    if isinstance(config, SweepConfig):
         raise UsageError(f"{arguments.pipeline} is a sweep: run it with sts sweep {arguments.pipeline}")
-    run_recipe(recipe)
+    run_pipeline(config)
     return 0
+
+
+def run_pipeline(config: "PipelineConfig | ComparisonConfig") -> None:
+    """Train, evaluate, print one table and write the report."""
+    from sts_pipelines.errors import RunError
+    from sts_pipelines.launch.driver import launch
+    from sts_pipelines.launch.job import jobs_of
+
+    check_and_note(config, config.folder)
+    jobs = jobs_of(config)
+    try:
+        launch(jobs, name=config.run_name, folder=config.folder)
+    except RunError:  # what the other variants have found is still wanted
+        _summarize([job for job in jobs if (job.folder / "results.json").is_file()], config.folder)
+        raise
+    _summarize(jobs, config.folder)
+
+
+def check_and_note(config: "AnyPipeline", folder: Path) -> None:
+    """Refuse what could not run to its end, and leave the config in a folder of several runs; each run has its own."""
+    from sts_eval.results import write_atomically
+    from sts_pipelines.config.pipeline import PipelineConfig, base_of, plain_of
+    from sts_pipelines.config.yaml_text import write_yaml
+    from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
+
+    check_evaluations(base_of(config))
+    check_data(base_of(config))
+    if not isinstance(config, PipelineConfig):
+        write_atomically(folder / "config.yaml", write_yaml(plain_of(config)))
+
+
+def _summarize(jobs: "Sequence[Job]", folder: Path) -> None:
+    """Print the table of finished jobs and write their report into `folder`, and into its storage."""
+    from sts_pipelines.cli.verbs.report import report_folders
+    from sts_pipelines.launch.storage import mirror_of
+    from sts_pipelines.terminal import print_table
+
+    if not jobs:
+        return
+    print_table({job.label: job.folder for job in jobs})
+    report_folders([str(job.folder) for job in jobs], output=str(folder / "report"))
+    mirror = mirror_of(jobs[0].pipeline.cluster.storage_path, folder)
+    if mirror is not None:
+        mirror.push()

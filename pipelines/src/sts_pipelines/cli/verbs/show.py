@@ -25,12 +25,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.config.plain import to_dict
     from sts_pipelines.config.yaml_text import write_yaml
 
-    recipe = resolve(arguments.pipeline, overrides)
+    config = resolve(arguments.pipeline, overrides)
     if arguments.flags:
-        print(describe_flags(type(recipe), to_dict(recipe)))
+        print(describe_flags(type(config), to_dict(config)))
     else:
         if arguments.pipeline in CATALOG:
             for line in CATALOG[arguments.pipeline].description.splitlines():
                 print(f"# {line}".rstrip())
-        print(write_yaml(plain_of(recipe)), end="")
+        print(write_yaml(plain_of(config)), end="")
     return 0

@@ -21,16 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.cli.resolve import resolve
-    from sts_pipelines.cli.running import prepare
+    from sts_pipelines.cli.verbs.run import check_and_note
     from sts_pipelines.config.pipeline import SweepConfig
     from sts_pipelines.errors import UsageError
     from sts_pipelines.sweep.run import run_sweep, sweep_folder
 
     if arguments.with_control:
         overrides = [*overrides, "--sweep.with-control", "true"]
-    recipe = resolve(arguments.pipeline, overrides)
-    if not isinstance(recipe, SweepConfig):
+    config = resolve(arguments.pipeline, overrides)
+    if not isinstance(config, SweepConfig):
         raise UsageError(f"{arguments.pipeline} is not a sweep: run it with sts run {arguments.pipeline}")
-    prepare(recipe, sweep_folder(recipe))
-    run_sweep(recipe)
+    check_and_note(config, sweep_folder(config))
+    run_sweep(config)
     return 0
