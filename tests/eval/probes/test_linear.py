@@ -127,9 +127,35 @@ def test_with_held_out_data_the_choice_does_not_look_at_the_test_data(digit_feat
     shuffled = Features(test.values, test.labels[torch.randperm(len(test), generator=torch.Generator().manual_seed(0))])
     assert result.selected_on == "held-out"
     assert linear_probe(train, shuffled, config).chosen == result.chosen == 0
-    assert result.num_train == len(train) - round(0.25 * len(train))
     assert linear_probe(train, test, replace(config, held_out_fraction=0.0)).selected_on == "test"
     assert linear_probe(train, test, fast_protocol(regularisations=(1e-3,))).selected_on == "single"
+
+
+def test_the_fast_protocol_does_not_choose_its_penalty_on_test_labels(digit_features):
+    train, test = digit_features
+    config = fast_protocol()
+    result = linear_probe(train, test, config)
+    wrong = Features(test.values, (test.labels + 1) % 10, test.classes)
+    assert (config.held_out_fraction, result.selected_on) == (0.1, "held-out")
+    assert linear_probe(train, wrong, config).chosen == result.chosen
+    assert {entry["selected_on"] for entry in result.entries("teacher")} == {"held-out"}
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "ridge"])
+def test_the_penalty_chosen_on_held_out_images_is_fitted_again_to_all_of_them(solver, digit_features):
+    train, test = digit_features
+    result = linear_probe(train, test, fast_protocol(solver=solver))
+    chosen = result.config.regularisations[result.chosen]
+    alone = linear_probe(train, test, fast_protocol(solver=solver, regularisations=(chosen,)))
+    assert result.num_train == alone.num_train == len(train)
+    assert torch.equal(result.classifier.weight, alone.classifier.weight)
+    assert (result.last, alone.selected_on) == (alone.last, "single")
+
+
+def test_an_exact_solver_reports_no_best_epoch(digit_features):
+    for config, expected in ((fast_protocol(), {"last"}), (moco_protocol(augment=False, epochs=1), {"last", "best"})):
+        entries = linear_probe(*digit_features, config).entries("teacher")
+        assert {entry["which"] for entry in entries} == expected
 
 
 def test_a_probe_that_was_killed_ends_as_one_that_was_not(tmp_path, digit_features, monkeypatch):
@@ -207,12 +233,7 @@ def test_the_augmented_probe_takes_images_from_folders(tmp_path):
 def test_entries_name_network_metric_and_which(digit_features):
     result = linear_probe(*digit_features, fast_protocol(regularisations=(1e-3,)))
     entries = result.entries("teacher")
-    assert [(e["metric"], e["which"]) for e in entries] == [
-        ("top1", "last"),
-        ("top5", "last"),
-        ("top1", "best"),
-        ("top5", "best"),
-    ]
+    assert [(e["metric"], e["which"]) for e in entries] == [("top1", "last"), ("top5", "last")]
     assert {e["network"] for e in entries} == {"teacher"}
     assert entries[0]["protocol"] == asdict(result.config)
     assert entries[0]["regularisation"] == 1e-3

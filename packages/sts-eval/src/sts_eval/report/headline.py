@@ -73,10 +73,17 @@ def variant_of(entry: Mapping[str, Any]) -> str:
 
 def label_of(entry: Mapping[str, Any]) -> str:
     """The variant in few words; two protocols may share them."""
-    details = [protocol_label(entry["protocol"])] if "protocol" in entry else []
+    details = [protocol_label(entry["protocol"]), *choice_of(entry)] if "protocol" in entry else []
     details += [f"{short} {entry[key]:g}" for key, short in (("k", "k"), ("temperature", "T")) if key in entry]
     details += [str(entry["backend"])] if "backend" in entry else []
     return ", ".join([*details, *(f"{name} {value}" for name, value in entry.get("data", {}).items())])
+
+
+def choice_of(entry: Mapping[str, Any]) -> list[str]:
+    """How one of several classifiers was chosen, which an accuracy depends on; nothing where there was no choice."""
+    part = f"{100 * entry['protocol'].get('held_out_fraction', 0.0):g} % of the training images"
+    chosen = {"test": "chosen on the test labels (optimistic)", "held-out": f"chosen on {part}"}
+    return [chosen[entry["selected_on"]]] if entry.get("selected_on") in chosen else []
 
 
 def protocol_label(protocol: Mapping[str, Any]) -> str:

@@ -1,5 +1,7 @@
 """Many linear classifiers of the same features, trained by SGD side by side as one matrix product."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -78,6 +80,12 @@ class ParallelHeads:
         move = gradient.add(velocity, alpha=self.config.momentum) if self.config.nesterov else velocity
         rates = self.rates if parameter.ndim == 1 else self.rates[:, None]
         parameter.addcmul_(move, rates, value=-rate_factor)
+
+    @torch.no_grad()
+    def assign_(self, solutions: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Take the weights [C, D] and biases [C] that a solver found, one pair per head."""
+        self.parameters["weight"].copy_(torch.cat([weight for weight, _ in solutions]))
+        self.parameters["bias"].copy_(torch.cat([bias for _, bias in solutions]))
 
     def diverged(self) -> list[bool]:
         """For each head whether its weights are no longer finite."""

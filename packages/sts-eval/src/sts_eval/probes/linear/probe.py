@@ -62,7 +62,7 @@ class LinearProbeResult:
         return self.heads[self.chosen].best
 
     def entries(self, network: str) -> list[dict[str, Any]]:
-        """The rows for results.json."""
+        """The rows for results.json; an exact solver has no epochs, so that its last is not the best of any."""
         head = self.heads[self.chosen]
         kind = "learning_rate" if self.config.solver == "sgd" else "regularisation"
         details = {
@@ -77,6 +77,7 @@ class LinearProbeResult:
         return [
             {"evaluation": "linear", "network": network, "metric": f"top{k}", "value": value, "which": which, **details}
             for which, accuracies in (("last", head.last), ("best", head.best))
+            if which == "last" or self.config.solver == "sgd"
             for k, value in accuracies.items()
         ]
 
@@ -183,16 +184,14 @@ def _summary(
     run: ProbeRun, source: TrainingFeatures, tested: Features, ks: tuple[int, ...], config: LinearProbeConfig
 ) -> LinearProbeResult:
     """The heads' accuracies and the choice among them."""
-    selection = "held-out" if source.held_out is not None else "test"
     measured = torch.stack(run.accuracies["test"])  # [evaluations, G, ks]
     assert run.heads is not None, "a run ends with its classifiers"
     heads, diverged = [], run.heads.diverged()
     for g, setting in enumerate(config.settings):
         best = int(measured[:, g, 0].argmax())
         at_last, at_best = (dict(zip(ks, measured[at, g].tolist(), strict=True)) for at in (-1, best))
-        chosen_by = float(run.accuracies[selection][-1][g, 0])
+        chosen_by = float(run.accuracies[run.selected_on][-1][g, 0])
         heads.append(HeadResult(setting, at_last, at_best, run.epochs[best], chosen_by, diverged[g]))
-    chosen = max(range(len(heads)), key=lambda g: heads[g].selection)
-    selected_on = selection if len(heads) > 1 else "single"
+    selected_on = run.selected_on if len(heads) > 1 else "single"
     sizes = (source.num_rows, len(tested))
-    return LinearProbeResult(tuple(heads), chosen, selected_on, config, *sizes, run.heads.classifier(chosen))
+    return LinearProbeResult(tuple(heads), run.chosen, selected_on, config, *sizes, run.heads.classifier(run.chosen))

@@ -49,23 +49,26 @@ class CachedFeatures(TrainingFeatures):
         self.data, self.config = data, config
         self.num_features, self.classes = data.values.shape[1], data.classes
         order = torch.from_numpy(epoch_order(len(data), config.seed, HELD_OUT_KEY))
-        kept_back = round(config.held_out_fraction * len(data))
-        if config.held_out_fraction and not 0 < kept_back < len(data):
+        fraction = config.held_out_fraction if len(config.settings) > 1 else 0.0  # one classifier leaves no choice
+        kept_back = round(fraction * len(data))
+        if fraction and not 0 < kept_back < len(data):
             raise ConfigError(
                 f"held_out_fraction must keep back some of the {len(data)} training images and leave some, "
                 f"got {config.held_out_fraction}: choose e.g. 0.1"
             )
         self.held_out = Features(data.values[order[:kept_back]], data.labels[order[:kept_back]]) if kept_back else None
         self.rows = order[kept_back:].sort().values
-        self.num_rows, self.labels = len(self.rows), data.labels[self.rows]
+        # SGD trains on the rest alone; an exact solver is refitted on everything once the choice is made.
+        self.labels = data.labels[self.rows] if config.solver == "sgd" else data.labels
+        self.num_rows = len(self.labels)
 
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """All training rows; not copied when nothing is held out."""
+    def rest(self) -> tuple[Tensor, Tensor]:
+        """Features and labels without the held-out part; not copied when nothing is held out."""
         data = self.data
         return (data.values, data.labels) if self.held_out is None else (data.values[self.rows], data.labels[self.rows])
 
     def sample(self, count: int) -> Tensor:
-        return self.data.values[self.rows[torch.linspace(0, self.num_rows - 1, count).long()]]
+        return self.data.values[self.rows[torch.linspace(0, len(self.rows) - 1, count).long()]]
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, int]]:
         order = self.rows[torch.from_numpy(epoch_order(self.num_rows, self.config.seed, epoch))]

@@ -42,6 +42,16 @@ class ProbeRun:
         for split, accuracy in measured.items():
             self.accuracies.setdefault(split, []).append(accuracy)
 
+    @property
+    def selected_on(self) -> str:
+        """The split that the choice among classifiers is made on."""
+        return "held-out" if "held-out" in self.accuracies else "test"
+
+    @property
+    def chosen(self) -> int:
+        """The classifier with the highest top-1 on that split after the last epoch, the first of equals."""
+        return int(self.accuracies[self.selected_on][-1][:, 0].argmax())
+
 
 @torch.no_grad()
 def percent_correct(heads: ParallelHeads, data: Features, ks: Sequence[int]) -> Tensor:
@@ -155,13 +165,20 @@ def solve_exactly(
     *,
     num_classes: int,
 ) -> ProbeRun:
-    """One classifier per regularisation, each at its optimum, evaluated on every split."""
+    """One classifier per regularisation, each at its optimum, evaluated on every split.
+
+    With a held-out part all are fitted to the rest, and the one chosen is fitted again to all training data.
+    """
     solve = softmax_regression if config.solver == "lbfgs" else ridge_regression
-    solutions = solve(*source.tensors(), num_classes, config.regularisations)
+    solutions = solve(*source.rest(), num_classes, config.regularisations)
     heads = ParallelHeads(config, source.num_features, num_classes, torch.device("cpu"))
-    with torch.no_grad():
-        heads.parameters["weight"].copy_(torch.cat([weight for weight, _ in solutions]))
-        heads.parameters["bias"].copy_(torch.cat([bias for _, bias in solutions]))
     run = ProbeRun(heads=heads)
-    run.add(1, {split: percent_correct(heads, data, ks) for split, data in splits.items()})
+    if source.held_out is not None:
+        heads.assign_(solutions)
+        held_out = percent_correct(heads, source.held_out, ks)
+        run.accuracies["held-out"] = [held_out]
+        chosen = config.regularisations[run.chosen]
+        (solutions[run.chosen],) = solve(source.data.values, source.data.labels, num_classes, (chosen,))
+    heads.assign_(solutions)
+    run.add(1, {"test": percent_correct(heads, splits["test"], ks)})
     return run
