@@ -253,7 +253,7 @@ class TestGenerated:
         def killed(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("sts_eval.results.os.replace", killed)
+        monkeypatch.setattr("sts_core.files.os.replace", killed)
         with pytest.raises(KeyboardInterrupt):
             cell[2]
         assert files_in(tmp_path / "cache") == done

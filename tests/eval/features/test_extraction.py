@@ -132,7 +132,7 @@ def test_a_stopped_extraction_goes_on_where_it_stopped(tmp_path, files):
     data = StopsInPass(files, 42)
     with pytest.raises(KeyboardInterrupt):
         extract_features(network, data, config, cache=cache)
-    assert [path.suffix for path in cache.iterdir()] == [".partial"]
+    assert [path.suffix for path in cache.glob("[!.]*")] == [".partial"]
     data.last = None
     data.read.clear()
     resumed = extract_features(network, data, FeatureConfig(batch_size=64), cache=cache)
@@ -140,7 +140,7 @@ def test_a_stopped_extraction_goes_on_where_it_stopped(tmp_path, files):
     assert torch.equal(resumed.labels, whole.labels)
     again = [index for index in data.read if index < 40 and index not in probes(data)]
     assert again == []  # eight blocks of five were on disk
-    assert [path.suffix for path in cache.iterdir()] == [""]
+    assert [path.suffix for path in cache.glob("[!.]*")] == [""]
 
 
 def test_who_finds_a_cache_being_filled_waits_for_it(tmp_path, files):
@@ -171,7 +171,7 @@ def test_who_finds_a_cache_being_filled_waits_for_it(tmp_path, files):
     assert torch.equal(found["first"].values, found["second"].values)
     assert found["first"].values.abs().sum(dim=1).min() > 0
     assert set(second.read) == probes(second)
-    assert [path.suffix for path in cache.iterdir()] == [""]
+    assert [path.suffix for path in cache.glob("[!.]*")] == [""]
 
 
 def test_other_weights_another_dataset_or_another_precision_get_their_own_cache(tmp_path, digit_images, small_network):
@@ -180,8 +180,8 @@ def test_other_weights_another_dataset_or_another_precision_get_their_own_cache(
     extract_features(small_network(1), train, cache=tmp_path)
     extract_features(small_network(0), test, cache=tmp_path)
     extract_features(small_network(0), train, FeatureConfig(precision="bfloat16"), cache=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 4
-    meta = [json.loads((folder / "meta.json").read_text()) for folder in tmp_path.iterdir()]
+    assert len(list(tmp_path.glob("[!.]*"))) == 4
+    meta = [json.loads((folder / "meta.json").read_text()) for folder in tmp_path.glob("[!.]*")]
     assert {m["format"] for m in meta} == {"sts-features"}
 
 
@@ -196,7 +196,7 @@ def test_changing_cached_features_in_memory_leaves_the_file_alone(tmp_path, digi
 def test_a_cache_knows_every_file_and_the_transform_but_not_the_folder(tmp_path):
     def extract(dataset):
         extract_features(nn.Flatten(), dataset, cache=tmp_path / "cache")
-        return len(list((tmp_path / "cache").iterdir()))
+        return len(list((tmp_path / "cache").glob("[!.]*")))
 
     # What is changed here is none of the samples whose pixels count.
     root = make_folder(tmp_path / "images", 2, 20)
@@ -243,7 +243,7 @@ def test_a_damaged_cache_is_refused_with_the_folder_to_delete(tmp_path, digit_im
         extract_features(nn.Flatten(), digit_images[0], cache=tmp_path)
 
     extract()
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("[!.]*")
     if partial:
         folder = folder.rename(folder.with_name(folder.name + ".partial"))
         (folder / "blocks.u8").write_bytes(bytes(2))
@@ -266,7 +266,7 @@ def test_an_unreadable_image_is_named_in_one_sentence(tmp_path, num_workers):
         extract_features(nn.Flatten(), dataset, config, cache=tmp_path / "cache")
     assert str(bad) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert not [path for path in (tmp_path / "cache").glob("*") if path.suffix != ".partial"]
+    assert not [path for path in (tmp_path / "cache").glob("[!.]*") if path.suffix != ".partial"]
 
 
 def test_loader_processes_change_nothing(tmp_path):

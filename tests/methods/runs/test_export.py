@@ -48,6 +48,13 @@ def test_a_backbone_survives_the_disk_with_its_manifest(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["teacher.json", "teacher.safetensors"]
 
 
+def test_saved_and_exported_tensors_may_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, "resnet10t")
+    export(path, tmp_path / "resnet10t.safetensors", to="timm")
+    (tmp_path / "usual").touch()
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {(tmp_path / "usual").stat().st_mode & 0o644}
+
+
 def test_the_path_may_name_either_file_or_neither(tmp_path: Path) -> None:
     saved(tmp_path, "wrn_10_1", "cifar")
     for name in ("teacher", "teacher.json", "teacher.safetensors"):

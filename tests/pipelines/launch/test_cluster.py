@@ -29,9 +29,9 @@ def test_only_folders_of_killed_commands_are_removed(tmp_path: Path, monkeypatch
             (parent / name).mkdir()
         (parent / "killed" / "owned").touch()
         with cluster.session_folder() as kept:
-            assert {path.name for path in parent.iterdir()} == {alive.name, kept.name, "unmarked"}
+            assert {path.name for path in parent.glob("[!.]*")} == {alive.name, kept.name, "unmarked"}
             cluster.keep(kept)
-    assert {path.name for path in parent.iterdir()} == {kept.name, "unmarked"}
+    assert {path.name for path in parent.glob("[!.]*")} == {kept.name, "unmarked"}
     assert foreign.is_dir()
 
 
@@ -87,7 +87,7 @@ def test_ctrl_c_under_ray_is_an_interrupt_as_anywhere_else(
     assert main(["run", "quickstart"]) == 130
     assert "the same command continues" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
-    assert list(tmp_path.glob("sts-ray-*/*")) == []
+    assert list(tmp_path.glob("sts-ray-*/[!.]*")) == []
 
 
 def test_what_the_user_has_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

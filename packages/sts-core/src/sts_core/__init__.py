@@ -1,5 +1,6 @@
 """TMA, SE and STS teacher updates for any student-teacher loop. See README.md."""
 
+from sts_core import distributed, files
 from sts_core.config import (
     Buffers,
     Granularity,
@@ -31,6 +32,8 @@ __all__ = [
     "TeacherBank",
     "constant_momentum",
     "cosine_momentum",
+    "distributed",
+    "files",
     "fragment_age",
     "make_teacher",
     "next_noise_variance",

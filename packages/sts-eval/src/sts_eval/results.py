@@ -9,14 +9,13 @@ which row of the paper a run stands for; `compare_with_paper` reads them.
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sts_core.errors import ConfigError, StateError
+from sts_core.files import write_atomically
 
 FORMAT = "sts-results"
 FILE_NAME = "results.json"
@@ -105,28 +104,6 @@ def newest(entries: Iterable[Entry]) -> list[Entry]:
 def text_of(entry: Entry, *names: str) -> str:
     """Values of an entry such as a probe's protocol as text, the same before and after results.json."""
     return json.dumps([entry.get(name) for name in names], sort_keys=True)
-
-
-def write_atomically(path: str | Path, content: bytes | str, *, durable: bool = True) -> None:
-    """Write a file under a temporary name beside it, then rename: readers see the old file or the new one.
-
-    `durable` waits for the disk, so that this holds when the machine goes down too.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _path(path: str | Path) -> Path:

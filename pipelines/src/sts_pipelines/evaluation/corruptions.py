@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sts_core.distributed import gather_lists, rank, world_size
+from sts_core.files import write_atomically
 from sts_eval import (
     ArrayCorruptions,
     CellResult,
@@ -26,7 +27,6 @@ from sts_eval import (
     merge_cells,
 )
 from sts_eval.corruptions.results import Cell
-from sts_eval.results import write_atomically
 from sts_methods.data.config import DataConfig
 from sts_methods.data.datasets import open_source, statistics_of
 from sts_methods.data.sources import ImageArrays

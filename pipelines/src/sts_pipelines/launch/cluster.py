@@ -1,7 +1,6 @@
 """Joining a Ray cluster, or starting a small, quiet one of our own that is gone when the command ends."""
 
 import contextlib
-import fcntl
 import math
 import os
 import secrets
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sts_core.files import locked
 from sts_pipelines.config.pipeline import ClusterConfig
 from sts_pipelines.config.storage_path import private_folder
 from sts_pipelines.errors import RunError, UsageError, first_line
@@ -24,7 +24,7 @@ TRIAL_CPUS = 0.01
 _OBJECT_STORE_BYTES = 128 << 20  # the data goes through torch loaders, not through Ray's object store
 
 _SECONDS_TO_ANSWER = 10.0
-_MARK = "owned"
+_MARK, _LOCK = "owned", ".lock"
 
 
 def prepare_environment(*, local: bool) -> None:
@@ -156,14 +156,13 @@ def session_folder() -> Iterator[Path]:
     run folder because the path of a socket may have at most 107 bytes.
     """
     parent = _folder_of_sessions()
-    with _locked(parent):  # or others would take a folder whose mark is not locked yet for a killed command's
-        for old in parent.iterdir():
-            if _is_abandoned(old):
-                shutil.rmtree(old, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix="", dir=parent))
-        mark = (folder / _MARK).open("w")
-        fcntl.flock(mark, fcntl.LOCK_EX)
-    with mark:
+    with contextlib.ExitStack() as ours:
+        with locked(parent / _LOCK):  # or a folder whose mark is not locked yet would pass for a killed command's
+            for old in parent.iterdir():
+                if _is_abandoned(old):
+                    shutil.rmtree(old, ignore_errors=True)
+            folder = Path(tempfile.mkdtemp(prefix="", dir=parent))
+            ours.enter_context(locked(folder / _MARK))
         try:
             yield folder
         finally:
@@ -173,7 +172,8 @@ def session_folder() -> Iterator[Path]:
 
 def keep(session: Path) -> None:
     """Let a session's folder stay, with its logs."""
-    (session / _MARK).unlink()
+    with locked(session.parent / _LOCK):  # trying the lock of a mark that has just gone would make it anew
+        (session / _MARK).unlink()
 
 
 def _folder_of_sessions() -> Path:
@@ -181,24 +181,15 @@ def _folder_of_sessions() -> Path:
     return private_folder(Path("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()) / f"sts-ray-{os.getuid()}")
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _is_abandoned(session: Path) -> bool:
     """Whether the folder has our mark and nobody holds its lock."""
-    try:
-        with (session / _MARK).open() as mark:
-            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # no mark, or a lock that is held
+    if not (session / _MARK).is_file():
         return False
-    return True
+    try:
+        with locked(session / _MARK, patience_seconds=0):
+            return True
+    except OSError:  # held, or no longer there
+        return False
 
 
 @contextlib.contextmanager

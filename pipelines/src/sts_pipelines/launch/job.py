@@ -1,15 +1,13 @@
 """One pipeline and the folder that its run lives in."""
 
 import contextlib
-import fcntl
 import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sts_eval.results import write_atomically
+from sts_core.files import locked, write_atomically
 from sts_methods.runs.checkpoint import CheckpointStore
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, plain_of
 from sts_pipelines.config.plain import from_dict, to_dict
@@ -76,18 +74,12 @@ def write_config(job: Job) -> None:
 @contextlib.contextmanager
 def run_lock(folder: Path, *, patience_seconds: float = 60.0) -> Iterator[None]:
     """Only one group of workers writes to a run folder; those of a killed driver need some seconds to vanish."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as file:
-        deadline = time.monotonic() + patience_seconds
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    message = f"{folder} is being written to by another run: wait for it, or stop it first"
-                    raise UsageError(message) from None
-                time.sleep(0.2)
+    with contextlib.ExitStack() as lock:
+        try:
+            lock.enter_context(locked(folder / ".lock", patience_seconds=patience_seconds))
+        except TimeoutError:
+            message = f"{folder} is being written to by another run: wait for it, or stop it first"
+            raise UsageError(message) from None
         yield
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
-from sts_eval.results import write_atomically
+from sts_core.files import write_atomically
 from sts_methods.runs.progress_line import ProgressDisplay
 from sts_methods.runs.runtime import RunPlan
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from sts_core.distributed import rank
 from sts_core.errors import StsError
-from sts_eval.results import write_atomically
+from sts_core.files import write_atomically
 from sts_methods.training.loop import fit
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.evaluation.bank import evaluate_bank

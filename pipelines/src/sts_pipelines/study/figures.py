@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sts_core.files import write_atomically
 from sts_eval.report.charts.heat_map import Cell, heat_map
 from sts_eval.report.charts.svg import Bar, Series, bar_chart, line_chart, text
 from sts_eval.report.style import standalone
-from sts_eval.results import write_atomically
 from sts_pipelines.study.claims import SELF_SUPERVISED, TITLES, Finding
 from sts_pipelines.study.outcomes import Outcomes, summary
 from sts_pipelines.study.small import GRID_MOMENTA, GRID_PROBABILITIES

@@ -22,7 +22,7 @@ from sts_core import (
     noise_std,
     parameter_drift,
 )
-from sts_eval.results import write_atomically
+from sts_core.files import write_atomically
 from sts_methods import build_method
 from sts_methods.data.batches import build_training_data
 from sts_methods.data.config import DataConfig

@@ -6,9 +6,9 @@ from statistics import fmean
 from typing import Any, get_args
 
 from sts_core import Granularity
+from sts_core.files import write_atomically
 from sts_eval.report.charts.svg import Series, line_chart
 from sts_eval.report.style import standalone
-from sts_eval.results import write_atomically
 from sts_pipelines.study.figures import with_legend
 
 TITLES = {"sts": "STS", "se": "SE"}

@@ -1,20 +1,18 @@
 """results.jsonl: one JSON object a line for each run that was measured, written by several processes."""
 
-import fcntl
 import json
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
+from sts_core.files import locked
 from sts_pipelines.study.plan import Record
 
 
 def append_record(path: Path, record: Record) -> None:
     """Add one line under a lock: processes that finish together do not mix their lines."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(_rounded(asdict(record)), separators=(",", ":"))
-    with path.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(path.with_name(f".{path.name}.lock")), path.open("a+") as file:
         file.seek(0)
         content = file.read()
         file.write(("" if not content or content.endswith("\n") else "\n") + line + "\n")

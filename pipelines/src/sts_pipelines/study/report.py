@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from sts_eval.results import write_atomically
+from sts_core.files import write_atomically
 from sts_pipelines.study import claims, small, tables
 from sts_pipelines.study.figures import write_figures
 from sts_pipelines.study.outcomes import Outcomes

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sts_eval.results import write_atomically
+from sts_core.files import write_atomically
 from sts_pipelines.config.plain import to_dict
 from sts_pipelines.errors import UsageError
 from sts_pipelines.study.plan import Study, StudyFolders

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sts_core import Granularity, SmoothingConfig
+from sts_core.files import replacing
 from sts_methods import ByolConfig, FixMatchConfig, MoCoConfig
 from sts_methods.data.config import DataConfig
 from sts_methods.data.datasets import open_source
@@ -270,9 +271,8 @@ def cifar_part(file: Path, work: Path) -> tuple[Path, str]:
     arrays = {f"x_{name}": s.images[:n].permute(0, 2, 3, 1).numpy() for name, (s, n) in parts.items()}  # type: ignore[union-attr]
     arrays |= {f"y_{name}": s.labels[:n] for name, (s, n) in parts.items() if s.labels is not None}
     digest = hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays))).hexdigest()[:8]
-    work.mkdir(parents=True, exist_ok=True)
     path = work / f"cifar10-{digest}.npz"
     if not path.is_file():
-        np.savez(path.with_suffix(".partial.npz"), **arrays)  # type: ignore[arg-type]  # the stub types any keyword as bool
-        path.with_suffix(".partial.npz").rename(path)
+        with replacing(path) as partial, partial.open("wb") as out:
+            np.savez(out, **arrays)  # type: ignore[arg-type]  # the stub types any keyword as bool
     return path, digest

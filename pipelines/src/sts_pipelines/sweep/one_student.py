@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sts_eval.results import write_atomically
+from sts_core.files import write_atomically
 from sts_methods.runs.checkpoint import CheckpointStore
 from sts_pipelines.config.pipeline import SweepConfig
 from sts_pipelines.launch.driver import launch

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sts_core import cosine_momentum
+from sts_core.files import write_atomically
 from sts_eval import read_results
 from sts_eval.report.build import write_report
-from sts_eval.results import write_atomically
 from sts_methods.runs.metrics_log import MetricsLog
 from sts_methods.training.config import TrainingConfig
 from sts_pipelines.config.pipeline import PipelineConfig

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from sts_core.errors import ConfigError, StateError
+from sts_core.files import write_atomically
 from sts_eval.corruptions.benchmark import ALL_CORRUPTIONS, SEVERITIES, check_corruptions, check_severities
 from sts_eval.corruptions.folders import (
     ArrayCell,
@@ -29,7 +30,6 @@ from sts_eval.corruptions.folders import (
 from sts_eval.corruptions.functions import SMALLEST_SIDE, corrupt_image, corruption_key, library_version
 from sts_eval.errors import DataError
 from sts_eval.features.images import centre_crop
-from sts_eval.results import write_atomically
 
 RELEASED_QUALITY = 85  # make_imagenet_c.py saves its results as JPEG of quality 85
 RESIZE_RATIO = 256 / 224  # make_imagenet_c.py: Resize(256), CenterCrop(224), then the corruption

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sts_core.errors import ConfigError, StateError
+from sts_core.files import write_atomically
 from sts_eval.corruptions.benchmark import ALEXNET_ERRORS, EXTRA_CORRUPTIONS, GROUPS, MAIN_CORRUPTIONS, SEVERITIES
 from sts_eval.errors import DataError
-from sts_eval.results import write_atomically
 
 Outcomes = npt.NDArray[np.bool_]
 Cell = tuple[str, int]

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
+from sts_core.files import write_atomically
 from sts_eval.detection.backends.resnet import ResNetShape
 from sts_eval.detection.config import DetectionConfig
 from sts_eval.detection.draws import draw_integers
 from sts_eval.detection.voc import VOC_CLASSES
-from sts_eval.results import write_atomically
 
 NARROW_SHAPE = ResNetShape(stem_channels=16, bottleneck_channels=8, out_channels=32)
 """ResNet-50 at an eighth of its width: .56 million parameters with the heads."""

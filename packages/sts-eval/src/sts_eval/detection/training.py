@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sts_core.distributed import barrier, is_parallel, rank, sum_over_ranks_, world_size
 from sts_core.errors import ConfigError
+from sts_core.files import write_atomically
 from sts_eval.detection.backends.interface import Detector
 from sts_eval.detection.checkpoints import CheckpointFolder, DetectionCheckpoint
 from sts_eval.detection.config import DetectionConfig
@@ -27,7 +28,6 @@ from sts_eval.detection.precise_bn import update_statistics_
 from sts_eval.detection.samples import Sample, TrainingVisits
 from sts_eval.detection.schedule import build_optimizer, learning_rate
 from sts_eval.detection.voc import VocImage
-from sts_eval.results import write_atomically
 
 Metrics = Mapping[str, float]
 # Settings that may change between the parts of an interrupted run.

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sts_core.distributed import gather_lists, rank, world_size
+from sts_core.files import write_atomically
 from sts_eval.detection.average_precision import Detections, VocScores, evaluate_voc
 from sts_eval.detection.backends.choice import build_detector, require_backend, versions
 from sts_eval.detection.backends.interface import Detector
@@ -21,7 +22,6 @@ from sts_eval.detection.samples import TestSamples, TrainingVisits
 from sts_eval.detection.training import DetectionTraining, Metrics
 from sts_eval.detection.voc import VocSplit, read_voc_split
 from sts_eval.features.backbone_source import Backbone, load_source
-from sts_eval.results import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)

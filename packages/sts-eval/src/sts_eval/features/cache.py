@@ -11,12 +11,11 @@ It is filled under the name `<fingerprint>.partial` and renamed when the last bl
 the final name is always complete. Independent processes that want the same set take turns at it.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from sts_core import distributed
 from sts_core.errors import StateError
+from sts_core.files import locked, write_atomically
 from sts_eval.features.samples import labels_of, load_batches, sample_name
 
 NUM_PROBES = 8
@@ -157,8 +157,7 @@ class CachedFeatureStore(FeatureStore):
             with open(self.partial / name, "wb") as file:
                 file.truncate(num_bytes)
         meta = {"format": "sts-features", "version": 1, "size": list(size), "block": block}
-        (self.partial / "meta.tmp").write_text(json.dumps(meta))
-        os.replace(self.partial / "meta.tmp", self.partial / "meta.json")
+        write_atomically(self.partial / "meta.json", json.dumps(meta))
 
     def _check(self, size: tuple[int, int]) -> None:
         """Refuse damaged files; a memory map would fill up what is missing with zeros."""
@@ -215,18 +214,10 @@ class CachedFeatureStore(FeatureStore):
 @contextmanager
 def _our_turn(folder: Path) -> Iterator[None]:
     """Wait while another process fills this set; afterwards it is complete, or goes on where that process failed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(folder.name + ".partial")
-    partial.mkdir(exist_ok=True)
-    descriptor = os.open(partial, os.O_RDONLY)  # the lock stays with the folder when it gets its final name
-    try:
-        with suppress(OSError):  # a file system without locks on folders
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with ExitStack() as turn:
+        with suppress(OSError):  # a file system without locks
+            turn.enter_context(locked(folder.with_name(f".{folder.name}.lock")))
         yield
-    finally:
-        os.close(descriptor)
-        with suppress(OSError):  # not empty, or no longer there
-            partial.rmdir()
 
 
 @contextmanager

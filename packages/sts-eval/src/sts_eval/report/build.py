@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sts_core.errors import ConfigError
+from sts_core.files import write_atomically
 from sts_eval.report.blocks import Fact, Report, Section
 from sts_eval.report.headline import headline
 from sts_eval.report.html import to_html
@@ -24,7 +25,6 @@ from sts_eval.report.sections.tables import (
     overview_section,
     results_section,
 )
-from sts_eval.results import write_atomically
 
 
 def build_report(runs: Sequence[Run], *, against_paper: bool = True) -> Report:

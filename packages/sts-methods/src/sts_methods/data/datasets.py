@@ -1,10 +1,7 @@
 """Datasets by name: digits, CIFAR, npz files and folders of images."""
 
-import fcntl
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sts_core.errors import ConfigError
+from sts_core.files import locked
 from sts_methods.data.image_folders import (
     image_folder,
     unlabelled_images,
@@ -78,12 +76,12 @@ def cifar(dataset: DatasetName, root: str, split: Split) -> ImageArrays:
     folder = Path(root) / reader.base_folder
     try:
         if not folder.exists():
-            with _locked(Path(root)):
+            with locked(Path(root) / ".lock"):  # of several workers on a machine, one downloads
                 reader(root, download=True)
         try:
             data = reader(root, train=split == "train")
         except RuntimeError:  # not intact: perhaps another worker is still unpacking
-            with _locked(Path(root)):
+            with locked(Path(root) / ".lock"):
                 data = reader(root, train=split == "train")
     except (OSError, RuntimeError) as error:
         raise ConfigError(
@@ -91,15 +89,6 @@ def cifar(dataset: DatasetName, root: str, split: Split) -> ImageArrays:
         ) from error
     images = torch.from_numpy(np.ascontiguousarray(data.data.transpose(0, 3, 1, 2)))
     return ImageArrays(images, np.asarray(data.targets, dtype=np.int64), tuple(data.classes))
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Of several workers on a machine, one downloads."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def arrays(path: Path, split: Split) -> ImageArrays:

@@ -8,8 +8,7 @@ teacher.json          {"format": "sts-backbone", "version": 1, "backbone": "resn
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sts_core.errors import StateError
+from sts_core.files import replacing, write_atomically
 from sts_methods.batch import Network
 from sts_methods.networks.backbones import Stem, build_backbone, num_features
 
@@ -40,8 +40,8 @@ def save_backbone(
     """
     tensors_path, manifest_path = _paths(path)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
-    tensors_path.parent.mkdir(parents=True, exist_ok=True)
-    _write(tensors_path, lambda partial: save_file(tensors, partial))
+    with replacing(tensors_path) as partial:
+        save_file(tensors, partial)
     manifest = {
         **_MANIFEST,
         "backbone": backbone,
@@ -54,7 +54,7 @@ def save_backbone(
         "sha256": _sha256(tensors_path),
         **details,
     }
-    _write(manifest_path, lambda partial: partial.write_text(json.dumps(manifest, indent=2) + "\n"))
+    write_atomically(manifest_path, json.dumps(manifest, indent=2) + "\n")
     return tensors_path
 
 
@@ -99,13 +99,6 @@ def _paths(path: str | Path) -> tuple[Path, Path]:
     base = Path(path)
     base = base.with_suffix("") if base.suffix in (".safetensors", ".json") else base
     return base.with_name(f"{base.name}.safetensors"), base.with_name(f"{base.name}.json")
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write under a temporary name, then rename."""
-    partial = path.with_name(f".{path.name}.partial")
-    write(partial)
-    os.replace(partial, path)
 
 
 def _sha256(path: Path) -> str:

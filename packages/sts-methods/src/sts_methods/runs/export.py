@@ -1,6 +1,5 @@
 """Backbones in the formats of other libraries, read back and compared before anything is said."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sts_core.errors import ConfigError, StateError
+from sts_core.files import replacing
 from sts_methods.runs.backbone_files import _load_strictly, load_backbone
 from sts_methods.runs.detectron2 import detectron2_features, detectron2_name
 
@@ -55,16 +55,14 @@ def export(source: str | Path, destination: str | Path, *, to: Format) -> Export
     module, manifest = load_backbone(source)
     name = str(manifest["backbone"])
     _check_exportable(module, name, str(manifest["stem"]), to)
-    destination.parent.mkdir(parents=True, exist_ok=True)
     images = _test_images(module)
     with torch.no_grad():
         expected = module(images)
-    partial = destination.with_name(f".{destination.name}.partial")
-    _CONVERTERS[to](module.state_dict(), partial)
-    difference = (_READERS[to](name, partial, images) - expected).abs().max().item()
-    if not difference <= _TOLERANCE * expected.abs().max().item():
-        raise StateError(f"exported outputs must equal ours, {to} differs by {difference:.3g}: please report this")
-    os.replace(partial, destination)  # only a file that was read back and compared gets the name
+    with replacing(destination) as partial:  # only a file that was read back and compared gets the name
+        _CONVERTERS[to](module.state_dict(), partial)
+        difference = (_READERS[to](name, partial, images) - expected).abs().max().item()
+        if not difference <= _TOLERANCE * expected.abs().max().item():
+            raise StateError(f"exported outputs must equal ours, {to} differs by {difference:.3g}: please report this")
     return ExportReport(path=destination, to=to, num_tensors=len(module.state_dict()), max_difference=difference)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sts_core.distributed import average_over_ranks_
+from sts_core.files import write_atomically
 
 
 class MetricWindow:
@@ -70,9 +70,7 @@ class MetricsLog:
         if not self.path.exists():
             return
         kept = [entry for entry in self.read() if entry.get("step", 0) <= after_step]
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        partial.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
-        os.replace(partial, self.path)
+        write_atomically(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 
 def _jsonable(value: Any) -> Any:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sts_core.distributed import rank, world_size
+from sts_core.files import write_atomically
 from sts_methods.runs.checkpoint import CheckpointStore, read_checkpoint
 from sts_methods.runs.metrics_log import MetricsLog
 from sts_methods.runs.progress_line import ProgressDisplay
@@ -145,10 +146,7 @@ class LocalRuntime:
     def start(self, plan: RunPlan) -> None:
         if self.rank != 0:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.folder / ".config.json.partial"
-        partial.write_text(json.dumps(plan.config, indent=1) + "\n")
-        os.replace(partial, self.folder / "config.json")
+        write_atomically(self.folder / "config.json", json.dumps(plan.config, indent=1) + "\n")
         self.log.truncate(after_step=plan.first_step)
         self.checkpoints.keep = plan.keep_checkpoints
         if self._show_progress:

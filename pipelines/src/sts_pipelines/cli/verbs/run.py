@@ -55,7 +55,7 @@ def run_pipeline(config: "PipelineConfig | ComparisonConfig") -> None:
 
 def check_and_note(config: "AnyPipeline", folder: Path) -> None:
     """Refuse what could not run to its end, and leave the config in a folder of several runs; each run has its own."""
-    from sts_eval.results import write_atomically
+    from sts_core.files import write_atomically
     from sts_pipelines.config.pipeline import PipelineConfig, base_of, plain_of
     from sts_pipelines.config.yaml_text import write_yaml
     from sts_pipelines.diagnostics.preflight import check_data, check_evaluations

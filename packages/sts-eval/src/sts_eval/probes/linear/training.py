@@ -12,13 +12,13 @@ from torch import Tensor
 
 from sts_core import distributed
 from sts_core.errors import StateError
+from sts_core.files import write_atomically
 from sts_eval.features.extraction import Features
 from sts_eval.probes.accuracy import count_correct
 from sts_eval.probes.linear.heads import ParallelHeads
 from sts_eval.probes.linear.protocol import LinearProbeConfig
 from sts_eval.probes.linear.solvers import ridge_regression, softmax_regression
 from sts_eval.probes.linear.sources import CachedFeatures, TrainingFeatures
-from sts_eval.results import write_atomically
 
 EVALUATION_ROWS = 4096
 """Features per product when correct answers are counted."""
