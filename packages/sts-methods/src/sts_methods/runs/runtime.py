@@ -11,7 +11,7 @@ from typing import Any, Protocol, TextIO
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sts_core.distributed import rank, world_size
@@ -82,7 +82,40 @@ def distribute(module: nn.Module) -> nn.Module:
     options: dict[str, Any] = {"broadcast_buffers": False}
     if "forward_sync_buffers" in DistributedDataParallel.__init__.__code__.co_varnames:
         options = {"forward_sync_buffers": False}  # the new name; torch 2.15 warns about the old one
-    return DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
+    wrapped = DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
+    _settle_buckets(wrapped)
+    return wrapped
+
+
+class _SumOfParameters(nn.Module):
+    """0 times all trained parameters, added in such an order that the last one's gradient is ready first."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.wrapped = module
+
+    def forward(self) -> Tensor:
+        total = torch.zeros(())
+        for parameter in self.wrapped.parameters():
+            if parameter.requires_grad:
+                total = total.to(parameter.device) + 0.0 * parameter.sum()
+        return total
+
+
+def _settle_buckets(wrapped: DistributedDataParallel) -> None:
+    """Let DDP arrange its buckets before the first step.
+
+    It does so after the first backward pass that it sees, in the order in which gradients came, and ranks sum an
+    element in an order that depends on its place in a bucket: the first step of a run, or of a resumed run, would sum
+    in another order than all others. Here it sees a pass over the parameters alone, which needs no batch and leaves
+    nothing behind, and its order is that of a backward pass, so that sums still travel while gradients are computed.
+    """
+    module, wrapped.module = wrapped.module, _SumOfParameters(wrapped.module)
+    try:
+        wrapped().backward()
+    finally:
+        wrapped.module = module
+    wrapped.zero_grad(set_to_none=True)
 
 
 def join_process_group() -> None:

@@ -1,0 +1,35 @@
+"""Three and four ranks, where the order of a sum matters, resume to the bits of an undisturbed run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.methods.training import tiny_training as tiny
+from tests.methods.training.resumed_ranks import METHODS
+
+pytestmark = pytest.mark.slow  # seven processes that train
+
+WORLD_SIZES = (3, 4)
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which every group of ranks trained every method, straight and in two parts."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    script = str(Path(__file__).with_name("resumed_ranks.py"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, script, str(folder), *map(str, WORLD_SIZES)]
+    subprocess.run(command, env=environment, check=True, timeout=280)
+    return folder
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_resumed_group_ends_with_the_bits_of_an_undisturbed_one(groups: Path, world_size: int, method: str) -> None:
+    for rank in range(world_size):
+        runs = torch.load(groups / str(world_size) / f"{method}-{rank}.pt", weights_only=True)
+        tiny.assert_same_bits(runs["straight"], runs["resumed"])
