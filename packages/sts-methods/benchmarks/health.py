@@ -18,7 +18,6 @@ from readme_table import machine, write_table
 
 from sts_core import spatial_temporal_smoothing
 from sts_methods import DataConfig, LocalRuntime, TrainingConfig, fit
-from sts_methods.data.config import SEMI_SUPERVISED
 from sts_methods.methods.registry import METHODS
 
 STEP = ("accumulate_gradients", "update_student", "update_teacher")
@@ -26,9 +25,9 @@ HEALTH = ("health_metrics", "relative_weight_distance")
 
 
 def config_of(name: str, *, steps: int) -> TrainingConfig:
-    semi_supervised = name in SEMI_SUPERVISED
+    semi_supervised = DataConfig(recipe=name).with_labels
     options: dict[str, Any] = {"num_classes": 10} if semi_supervised else {"backbone": "resnet18", "stem": "cifar"}
-    data = DataConfig(recipe=name, num_labels=40 if semi_supervised else None)  # type: ignore[arg-type]
+    data = DataConfig(recipe=name, num_labels=40 if semi_supervised else None)
     smoothing = spatial_temporal_smoothing(0.99, 0.7, buffers="copy" if name == "fixmatch" else "keep")
     method = METHODS[name](**options)
     return TrainingConfig(method=method, smoothing=smoothing, data=data, global_batch_size=32, steps=steps)

@@ -37,7 +37,7 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from sts_methods.data.batches import normalise
-from sts_methods.data.datasets import IMAGENET_STATISTICS, STATISTICS
+from sts_methods.data.datasets import DATASETS, IMAGENET_STATISTICS
 from sts_methods.data.loaders import ArrayFeed, FileFeed, FileViews, Request
 from sts_methods.data.sources import ImageArrays, ImageFiles, Paths
 from sts_methods.draws import Keys
@@ -239,7 +239,7 @@ def our_arrays(images: Tensor, views: Views, *, on_device: bool) -> Pipeline:
 
     def run(number: int) -> Any:
         ((_, made),) = feed.pictures([request(number, len(images), len(images))])
-        return tuple(normalise(x, STATISTICS["cifar10"]) for x in made.views)
+        return tuple(normalise(x, DATASETS["cifar10"].statistics) for x in made.views)
 
     return run
 

@@ -180,7 +180,7 @@ def test_labels_and_indices_belong_to_their_images(tmp_path: Path, recipe: str) 
     [
         ({"x_train": np.zeros((4, 8, 8, 3), dtype=np.float32)}, "uint8"),
         ({"x_train": np.zeros((0, 8, 8, 3), dtype=np.uint8)}, "at least one image"),
-        ({"x_train": np.array([np.zeros(2), None], dtype=object)}, "x_train is none"),
+        ({"x_train": np.array([np.zeros(2), None], dtype=object)}, "x_train cannot be read"),
         ({"y_train": np.arange(3)}, "one label per image"),
         ({"y_train": np.array(["cat", "dog"] * 20)}, "got <U3 among its labels"),
         ({"y_train": np.arange(40) / 10}, "got float64 among its labels"),
@@ -208,7 +208,7 @@ def test_an_npz_with_a_damaged_array_is_refused(tmp_path: Path) -> None:
     content = bytearray((tmp_path / "a.npz").read_bytes())
     content[1000] ^= 1
     (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(ConfigError, match="x_train is none"):
+    with pytest.raises(ConfigError, match="x_train cannot be read"):
         build(config)
 
 

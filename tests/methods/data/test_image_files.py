@@ -125,7 +125,7 @@ def test_a_folder_of_unlabelled_images_trains_but_cannot_be_evaluated(pristine: 
     assert len(batches(data, 1)[0].views[0]) == 8
     with pytest.raises(ConfigError, match="labels"):
         evaluation_data(config)
-    with pytest.raises(ConfigError, match="needs labels"):
+    with pytest.raises(ConfigError, match="learns from labels"):
         build(replace(config, recipe="fixmatch"))
 
 

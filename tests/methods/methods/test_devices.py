@@ -18,7 +18,7 @@ from sts_methods.methods.mean_teacher import MeanTeacherConfig
 from sts_methods.methods.registry import MethodConfig
 from sts_methods.training.optimizers import OptimizerConfig, build_optimizer
 from sts_methods.views.batched import augment_batch
-from sts_methods.views.specs import CropView, View, digit_views, multi_crop, two_views, weak_and_strong
+from sts_methods.views.specs import CropView, View, digit_crop, multi_crop, two_views, weak_and_strong
 
 GPU = torch.device("cuda", 0)
 NUM_IMAGES = 8
@@ -36,7 +36,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "byol": two_views(recipe="byol", image_size=16),
     "fixmatch": weak_and_strong(image_size=16),
     "dino": multi_crop(image_size=16, num_local=1),
-    "digits": digit_views("byol", image_size=16)[:1],
+    "digits": (digit_crop(16),),
 }
 
 

@@ -19,7 +19,7 @@ from sts_methods.draws import FloatArray, Keys
 from sts_methods.views import per_image
 from sts_methods.views.batched import CropDraws, augment_batch, crop_batch, draw_crop_view
 from sts_methods.views.colour import ORDERS
-from sts_methods.views.specs import CropView, Views, digit_views, multi_crop, two_views, weak_and_strong
+from sts_methods.views.specs import CropView, Views, digit_crop, multi_crop, two_views, weak_and_strong
 from tests.methods.views import pillow_reference as reference
 
 SIZE = 64
@@ -164,7 +164,7 @@ def test_views_are_computed_on_the_device_of_the_images(recipe: str) -> None:
         "byol": two_views(recipe="byol", image_size=32),
         "dino": multi_crop(image_size=32, num_local=1),
         "fixmatch": weak_and_strong(image_size=32),
-        "digits": digit_views("byol", image_size=32),
+        "digits": (digit_crop(32),) * 2,
     }
     images = torch.zeros(40, 3, 32, 32, dtype=torch.uint8, device="meta")
     for number, view in enumerate(known[recipe]):

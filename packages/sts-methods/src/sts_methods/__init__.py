@@ -3,8 +3,10 @@
 from sts_methods.batch import Batch
 from sts_methods.data.batches import TrainingData, build_training_data, evaluation_data
 from sts_methods.data.config import DataConfig
+from sts_methods.data.datasets import DatasetRecord, dataset_record, open_source, register_dataset
 from sts_methods.data.image_files import ImageReadError
 from sts_methods.data.label_split import LabelSplit, label_split
+from sts_methods.data.sources import ImageArrays, ImageFiles
 from sts_methods.methods.base import MethodConfig, MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.byol import Byol, ByolConfig
 from sts_methods.methods.dino import Dino, DinoConfig
@@ -25,8 +27,10 @@ from sts_methods.training.optimizers import OptimizerConfig
 from sts_methods.views.specs import (
     CropView,
     StrongView,
+    ViewsRecord,
     WeakView,
     multi_crop,
+    register_views,
     two_views,
     two_weak_views,
     weak_and_strong,
@@ -42,11 +46,14 @@ __all__ = [
     "CollapseError",
     "CropView",
     "DataConfig",
+    "DatasetRecord",
     "Dino",
     "DinoConfig",
     "ExportReport",
     "FixMatch",
     "FixMatchConfig",
+    "ImageArrays",
+    "ImageFiles",
     "ImageReadError",
     "LabelSplit",
     "LocalRuntime",
@@ -68,10 +75,12 @@ __all__ = [
     "TrainingConfig",
     "TrainingData",
     "TrainingResult",
+    "ViewsRecord",
     "WeakView",
     "build_backbone",
     "build_method",
     "build_training_data",
+    "dataset_record",
     "evaluation_data",
     "export",
     "fit",
@@ -79,8 +88,11 @@ __all__ = [
     "load_backbone",
     "method_record",
     "multi_crop",
+    "open_source",
     "read_checkpoint",
+    "register_dataset",
     "register_method",
+    "register_views",
     "save_backbone",
     "two_views",
     "two_weak_views",

@@ -30,6 +30,6 @@ class Batch:
         """The labelled images and their classes, for methods that cannot do without."""
         if self.labelled is None or self.labels is None:
             raise ConfigError(
-                "this method learns from labels too, got a batch without: use a semi-supervised data recipe"
+                "this method learns from labels too, got a batch without: choose data.views that come with labels"
             )
         return self.labelled, self.labels

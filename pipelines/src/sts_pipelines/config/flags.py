@@ -71,10 +71,17 @@ def describe_flags(cls: type, plain: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for path in paths(cls, plain):
         names = path.split(".")
-        doc = field_docs(section_at(cls, plain, names)).get(names[-1], "")
+        section = section_at(cls, plain, names)
+        doc = field_docs(section).get(names[-1], "") + _choices(section, names[-1])
         lines.append(f"--{path.replace('_', '-')}  ({values.get(path)})")
         lines.extend(textwrap.wrap(doc, width=110, initial_indent="    ", subsequent_indent="    "))
     return "\n".join(lines)
+
+
+def _choices(section: type, name: str) -> str:
+    """What is registered for a field that is chosen by name."""
+    choices = [field.metadata.get("choices") for field in dataclasses.fields(section) if field.name == name]
+    return "".join(f" One of {', '.join(map(str, known.values()))}." for known in choices if known)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sts_core import Smoother
-from sts_methods import Batch, build_method, method_record
+from sts_methods import Batch, build_method, dataset_record, method_record
 from sts_methods.training.optimizers import build_optimizer
 from sts_pipelines.config.pipeline import AnyPipeline, PipelineConfig, SweepConfig, base_of
 from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
@@ -20,10 +20,6 @@ GRANULARITIES = ("layer", "module", "channel", "neuron")
 
 
 PRETENDED_GPUS, PRETENDED_CPUS = 8, 96
-
-
-IMAGES = {"imagefolder": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "digits": 1_438}
-"""Training images, where the name says it: ImageNet's for a folder of images."""
 
 
 FAKE_BATCH = 4
@@ -69,13 +65,13 @@ def _units(method: Any) -> list[str]:
 def _schedule(pipeline: PipelineConfig) -> list[str]:
     training, workers = pipeline.training, max(1, pipeline.cluster.num_workers)
     per_worker = training.global_batch_size // workers // training.accumulation
-    semi = training.data.recipe in ("fixmatch", "mean_teacher")
+    semi = training.data.with_labels
     extra = f" labelled and {per_worker * training.data.unlabelled_ratio} unlabelled" if semi else ""
     lines = [
         f"batch: {training.global_batch_size} = {workers} workers x {training.accumulation} micro-batches "
         f"x {per_worker}{extra} images"
     ]
-    images = IMAGES.get(training.data.dataset)
+    images = dataset_record(training.data.dataset).num_images
     if images is None:
         return [*lines, f"steps: {training.steps or f'{training.epochs} epochs of your data'}"]
     consumed = training.global_batch_size * (training.data.unlabelled_ratio if semi else 1)
@@ -163,7 +159,7 @@ def _fake_batches(pipeline: PipelineConfig) -> Iterator[Batch]:
     def noise(side: int) -> torch.Tensor:
         return torch.randn(count, 3, side, side, generator=generator)
 
-    semi = training.data.recipe in ("fixmatch", "mean_teacher")
+    semi = training.data.with_labels
     classes = record.num_classes(training.method) or 10
     yield Batch(
         views=tuple(noise(side) for side in _view_sizes(pipeline)),

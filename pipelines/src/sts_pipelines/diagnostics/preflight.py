@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from sts_eval.detection.backends.choice import require_backend
-from sts_methods import method_record
+from sts_methods import dataset_record, method_record, open_source
 from sts_methods.data.batches import evaluation_data
 from sts_methods.data.config import DataConfig
-from sts_methods.data.datasets import open_source
 from sts_methods.data.sources import Split
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.errors import UsageError
@@ -15,10 +14,11 @@ from sts_pipelines.errors import UsageError
 def check_evaluations(pipeline: PipelineConfig) -> None:
     """Raise where an evaluation that is asked for could not follow the training."""
     evaluation, method = pipeline.evaluation, method_record(pipeline.training.method)
-    if pipeline.training.data.dataset == "images" and (names := _on_labelled_images(pipeline)):
+    dataset = dataset_record(pipeline.training.data.dataset)
+    if dataset.labelled is False and (names := _on_labelled_images(pipeline)):
         raise UsageError(
-            f"{', '.join(names)} need labelled images, and dataset images has none: train on an imagefolder, or take "
-            "them out of evaluation.after-training and let sts evaluate show another dataset to the networks"
+            f"{', '.join(names)} need labelled images, and dataset {dataset.name} has none: train on an imagefolder, "
+            "or take them out of evaluation.after-training and let sts evaluate show another dataset to the networks"
         )
     if "few-labels" in evaluation.after_training and method is not None and not method.trains_classifier:
         raise UsageError(
@@ -45,7 +45,7 @@ def check_data(pipeline: PipelineConfig) -> None:
     _check_split(data, "train")
     if _on_labelled_images(pipeline):
         _check_split(data, "test")
-        if data.dataset == "arrays":  # one file, which may lack labels
+        if dataset_record(data.dataset).labelled is None:
             evaluation_data(data)
     folders = {"imagenet-c": evaluation.imagenet_c_root, "voc": evaluation.voc.data_root}
     flags = {"imagenet-c": "--evaluation.imagenet-c-root", "voc": "--evaluation.voc.data-root"}
@@ -55,9 +55,5 @@ def check_data(pipeline: PipelineConfig) -> None:
 
 
 def _check_split(data: DataConfig, split: Split) -> None:
-    """Folders are only looked for, since listing a million files takes long."""
-    names = {"train": ("train",), "test": ("val", "test")}[split] if data.dataset == "imagefolder" else ("",)
-    downloaded = data.dataset in ("cifar10", "cifar100") and data.root is not None
-    there = data.root is not None and any((Path(data.root) / name).exists() for name in names)
-    if not (data.dataset == "digits" or downloaded or there):
+    if not dataset_record(data.dataset).in_place(data.root, split):
         open_source(data.dataset, data.root, split, image_size=data.image_size)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sts_core import ConfigError
 from sts_core.distributed import gather_lists, rank, world_size
 from sts_core.files import write_atomically
 from sts_eval import (
@@ -27,9 +28,8 @@ from sts_eval import (
     merge_cells,
 )
 from sts_eval.corruptions.results import Cell
+from sts_methods import ImageArrays, dataset_record, open_source
 from sts_methods.data.config import DataConfig
-from sts_methods.data.datasets import open_source, statistics_of
-from sts_methods.data.sources import ImageArrays
 from sts_pipelines.config.pipeline import EvaluationConfig
 
 
@@ -46,6 +46,11 @@ def corruption_source(data: DataConfig, config: EvaluationConfig, classes: Seque
         assert test.labels is not None
         clean = CleanArrays(test.images.permute(0, 2, 3, 1).contiguous().numpy(), test.labels)
     else:
+        if not dataset_record(data.dataset).class_folders:
+            raise ConfigError(
+                f"imagenet-c corrupts images in memory or in a folder per class, dataset {data.dataset!r} has neither: "
+                f"name released images in evaluation.imagenet_c_root"
+            )
         root = Path(str(data.root))
         split = Path(test.paths[0]).relative_to(root).parts[0]  # val or test; images may lie deep in a class's folder
         clean = CleanFolder(root / split, image_size=max(data.image_size, 32), classes=classes)
@@ -82,7 +87,7 @@ def measure_cells(
     Each rank takes every n-th cell; returns those of this rank.
     """
     source = corruption_source(data, config, classes)
-    mean, std = statistics_of(data.dataset)
+    mean, std = dataset_record(data.dataset).statistics
     settings = CorruptionConfig(
         batch_size=config.features.batch_size,
         num_workers=config.features.num_workers,

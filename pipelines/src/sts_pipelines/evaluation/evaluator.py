@@ -31,7 +31,7 @@ from sts_eval import (
     read_drift,
 )
 from sts_eval.detection import DetectionConfig, detection_transfer
-from sts_methods import build_method, load_backbone
+from sts_methods import build_method, dataset_record, load_backbone
 from sts_methods.data.batches import evaluation_data
 from sts_methods.runs.checkpoint import CheckpointError, CheckpointStore, read_checkpoint
 from sts_pipelines.config.pipeline import PipelineConfig
@@ -181,7 +181,7 @@ class _Evaluator:
         """Images for random crops: whole ones from a folder, else the test's view of the training images."""
         data = self.pipeline.training.data
         train, test = self.data
-        if data.dataset == "imagefolder" and data.root is not None:
+        if dataset_record(data.dataset).class_folders and data.root is not None:
             train = image_folder(Path(data.root) / "train", image_size=None)
         return train, test
 

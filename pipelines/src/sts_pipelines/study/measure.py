@@ -23,12 +23,16 @@ from sts_eval import (
     nearest_neighbours,
 )
 from sts_eval.corruptions.benchmark import MAIN_CORRUPTIONS
-from sts_methods.data.batches import evaluation_data
-from sts_methods.data.datasets import open_source, statistics_of
-from sts_methods.data.sources import ImageArrays
-from sts_methods.runs.runtime import LocalRuntime
-from sts_methods.training.failure_checks import NonFiniteLossError
-from sts_methods.training.loop import TrainingResult, fit
+from sts_methods import (
+    ImageArrays,
+    LocalRuntime,
+    NonFiniteLossError,
+    TrainingResult,
+    dataset_record,
+    evaluation_data,
+    fit,
+    open_source,
+)
 from sts_pipelines.evaluation.corruptions import Resized
 from sts_pipelines.study.plan import Record, StudyRun
 
@@ -52,7 +56,7 @@ def measure(run: StudyRun, *, work: Path, revision: str) -> Record:
         except NonFiniteLossError as error:  # a loss that is not finite is an outcome, not a mistake
             failed = str(error)
         else:
-            semi_supervised = run.training.data.recipe == "fixmatch"
+            semi_supervised = run.training.data.with_labels
             values = _classifiers(run, result) if semi_supervised else _features(run, result, work)
             values |= {name: result.metrics[name] for name in TRAINING if name in result.metrics}
             drift = _drift(Path(folder) / "metrics.jsonl")
@@ -109,7 +113,7 @@ def effective_rank(features: Features) -> float:
 def _corrupted(run: StudyRun, model: nn.Module, work: Path) -> float:
     """Mean top-1 over the 15 corruptions of ImageNet-C at severities 1, 3 and 5."""
     data = run.training.data
-    mean, std = statistics_of(data.dataset)
+    mean, std = dataset_record(data.dataset).statistics
     config = CorruptionConfig(mean=(mean[0], mean[1], mean[2]), std=(std[0], std[1], std[2]))
     shown = Resized(model, data.image_size)
     return corruption_robustness({"model": shown}, corruption_source(run, work), config)["model"].mean_accuracy

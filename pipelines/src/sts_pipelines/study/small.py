@@ -25,9 +25,8 @@ import numpy as np
 
 from sts_core import Granularity, SmoothingConfig
 from sts_core.files import replacing
-from sts_methods import ByolConfig, FixMatchConfig, MoCoConfig
+from sts_methods import ByolConfig, FixMatchConfig, MoCoConfig, open_source
 from sts_methods.data.config import DataConfig
-from sts_methods.data.datasets import open_source
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.optimizers import OptimizerConfig
 from sts_pipelines.errors import UsageError

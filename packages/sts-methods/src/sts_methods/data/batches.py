@@ -8,17 +8,15 @@ from torch import Tensor
 
 from sts_core.errors import ConfigError
 from sts_methods.batch import Batch
-from sts_methods.data.config import SEMI_SUPERVISED, DataConfig
-from sts_methods.data.datasets import open_source, statistics_of
+from sts_methods.data.config import DataConfig
+from sts_methods.data.datasets import dataset_record, open_source
 from sts_methods.data.evaluation_set import EvaluationDataset
 from sts_methods.data.label_split import LabelSplit, label_split
 from sts_methods.data.loaders import ArrayFeed, FileFeed, Pictures, Request
 from sts_methods.data.sampler import Place, StatelessSampler
 from sts_methods.data.sources import ImageArrays, Source, Statistics
 from sts_methods.draws import LABELLED_ORDER_STREAM, ORDER_STREAM, Keys
-from sts_methods.views.specs import (
-    WeakView,
-)
+from sts_methods.views.specs import WeakView
 
 
 class TrainingData:
@@ -98,10 +96,10 @@ def normalise(images: Tensor, statistics: Statistics) -> Tensor:
 
 
 def _label_split(config: DataConfig, source: Source, seed: int) -> LabelSplit | None:
-    if config.recipe not in SEMI_SUPERVISED:
+    if not config.with_labels:
         return None
     if source.labels is None:
-        raise ConfigError(f"the recipe {config.recipe} needs labels, dataset {config.dataset!r} has none: add labels")
+        raise ConfigError(f"{config.recipe} learns from labels, dataset {config.dataset!r} has none: add labels")
     num = len(source) if config.num_labels is None else config.num_labels
     return label_split(source.labels, num_labels=num, seed=seed)
 
@@ -128,12 +126,12 @@ def build_training_data(
     """The training data of one rank.
 
     `global_batch_size` counts the images of one optimizer step over all ranks and micro-batches: the labelled ones for
-    a semi-supervised recipe (64 in FixMatch, beside `unlabelled_ratio` times as many unlabelled), all images otherwise.
+    semi-supervised views (64 in FixMatch, beside `unlabelled_ratio` times as many unlabelled), all images otherwise.
     """
     if global_batch_size < 1 or global_batch_size % (accumulation * world_size):
         raise ConfigError(
             f"global_batch_size must be a positive multiple of accumulation x workers = {accumulation} x {world_size}, "
-            f"got {global_batch_size}: choose such a multiple"
+            f"got {global_batch_size}"
         )
     device = device or torch.device("cpu")
     source = open_source(config.dataset, config.root, "train", image_size=config.image_size)
@@ -147,7 +145,7 @@ def build_training_data(
         seed=seed,
         global_batch_size=global_batch_size,
         device=device,
-        statistics=statistics_of(config.dataset),
+        statistics=dataset_record(config.dataset).statistics,
     )
 
 
@@ -157,7 +155,7 @@ def evaluation_data(config: DataConfig) -> tuple[EvaluationDataset, EvaluationDa
         EvaluationDataset(
             open_source(config.dataset, config.root, split, image_size=config.image_size),
             image_size=config.image_size,
-            statistics=statistics_of(config.dataset),
+            statistics=dataset_record(config.dataset).statistics,
         )
         for split in ("train", "test")
     )

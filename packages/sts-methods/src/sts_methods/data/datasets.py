@@ -1,9 +1,11 @@
-"""Datasets by name: digits, CIFAR, npz files and folders of images."""
+"""Datasets by name, each a record: digits, CIFAR, npz files and folders of images."""
 
 import zipfile
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,48 +13,85 @@ from torch import Tensor
 
 from sts_core.errors import ConfigError
 from sts_core.files import locked
-from sts_methods.data.image_folders import (
-    image_folder,
-    unlabelled_images,
-)
+from sts_methods.data.image_folders import image_folder, unlabelled_images
 from sts_methods.data.sources import ImageArrays, Source, Split, Statistics
 from sts_methods.draws import TEST_SPLIT_STREAM, IntArray, permutation
-
-DatasetName = Literal["digits", "cifar10", "cifar100", "imagefolder", "images", "arrays"]
-
+from sts_methods.views.specs import Subject
 
 IMAGENET_STATISTICS: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # MoCo v2, main_moco.py
 
 
-STATISTICS: dict[str, Statistics] = {
-    "digits": ((0.3053,) * 3, (0.3761,) * 3),  # measured on the training split at 8x8
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),  # kekmodel, dataset/cifar.py
-    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),  # kekmodel, dataset/cifar.py
-}
+@dataclass(frozen=True, kw_only=True)
+class DatasetRecord:
+    """All that the rest of the project knows of a dataset."""
+
+    name: str
+    """What users call it."""
+    about: str = ""
+    """What it is or how its files lie, in a few words for the help."""
+    open: Callable[[str | None, Split], Source]
+    """The images of one split, read from `root`."""
+    statistics: Statistics = IMAGENET_STATISTICS
+    """Mean and standard deviation that its images are normalised with."""
+    subject: Subject = "photographs"
+    """What its images show: digits are augmented differently."""
+    held_at_image_size: bool = False
+    """Whether images in memory are resized once, on opening, and not by each view."""
+    needs_root: bool = True
+    """Whether it has files of the user's."""
+    downloaded: bool = False
+    """Whether files that are missing are fetched."""
+    class_folders: bool = False
+    """Whether root holds train/ and val/ (or test/), in each a folder of images per class."""
+    labelled: bool | None = True
+    """Whether its images have labels; None if only the files can say."""
+    num_images: int | None = None
+    """Training images, if the name says it."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.about})" if self.about else self.name
+
+    def in_place(self, root: str | None, split: Split) -> bool:
+        """Whether the files of a split are there or will be; they are only looked for, as listing them takes long."""
+        if not self.needs_root:
+            return True
+        folders = {"train": ("train",), "test": ("val", "test")}[split] if self.class_folders else ("",)
+        return root is not None and (self.downloaded or any((Path(root) / name).exists() for name in folders))
 
 
-def statistics_of(dataset: DatasetName) -> Statistics:
-    """Mean and standard deviation that images of `dataset` are normalised with; ImageNet's unless we know better."""
-    return STATISTICS.get(dataset, IMAGENET_STATISTICS)
+DATASETS: dict[str, DatasetRecord] = {}
+"""Every dataset by its name."""
 
 
-def open_source(dataset: DatasetName, root: str | None, split: Split, *, image_size: int) -> Source:
+def register_dataset(record: DatasetRecord) -> None:
+    """Make a dataset known by its name, as if it were one of ours.
+
+    `open` is given `data.root` and "train" or "test", and returns `ImageArrays` or `ImageFiles`. Every process that
+    meets the name has to import the module that calls this.
+
+        register_dataset(DatasetRecord(name="leaves", open=lambda root, split: ImageArrays(images, labels, classes)))
+    """
+    if DATASETS.get(record.name, record) != record:
+        raise ConfigError(f"every dataset needs a name of its own, got {record.name!r} for a second one")
+    DATASETS[record.name] = record
+
+
+def dataset_record(name: str) -> DatasetRecord:
+    """The dataset of that name."""
+    if name not in DATASETS:
+        raise ConfigError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}")
+    return DATASETS[name]
+
+
+def open_source(dataset: str, root: str | None, split: Split, *, image_size: int) -> Source:
     """The images of one split of a dataset."""
-    if dataset == "digits":
-        return digits(split).resized(image_size)
-    if dataset not in get_args(DatasetName):
-        raise ConfigError(
-            f"dataset must be one of {', '.join(get_args(DatasetName))}, got {dataset!r}: choose one of these"
-        )
-    if root is None:
+    record = dataset_record(dataset)
+    if record.needs_root and root is None:
         raise ConfigError(f"dataset {dataset!r} needs to know where its files are, got root=None: set root")
-    if dataset in ("cifar10", "cifar100"):
-        return cifar(dataset, root, split)
-    if dataset == "arrays":
-        return arrays(Path(root), split)
-    if dataset == "imagefolder":
-        return image_folder(Path(root), split)
-    return unlabelled_images(Path(root), split)
+    source = record.open(root, split)
+    if record.held_at_image_size and isinstance(source, ImageArrays):
+        return source.resized(image_size)
+    return source
 
 
 def digits(split: Split) -> ImageArrays:
@@ -68,7 +107,7 @@ def digits(split: Split) -> ImageArrays:
     return ImageArrays(images, bunch.target[chosen].astype(np.int64), tuple(str(name) for name in bunch.target_names))
 
 
-def cifar(dataset: DatasetName, root: str, split: Split) -> ImageArrays:
+def cifar(dataset: str, root: str, split: Split) -> ImageArrays:
     """CIFAR-10 or CIFAR-100 as torchvision reads them, downloaded on first use."""
     from torchvision.datasets import CIFAR10, CIFAR100
 
@@ -84,9 +123,7 @@ def cifar(dataset: DatasetName, root: str, split: Split) -> ImageArrays:
             with locked(Path(root) / ".lock"):
                 data = reader(root, train=split == "train")
     except (OSError, RuntimeError) as error:
-        raise ConfigError(
-            f"{dataset} needs {reader.url} unpacked in {folder}, which failed ({error}): do so"
-        ) from error
+        raise ConfigError(f"{dataset} needs {reader.url} unpacked in {folder}, which failed ({error})") from error
     images = torch.from_numpy(np.ascontiguousarray(data.data.transpose(0, 3, 1, 2)))
     return ImageArrays(images, np.asarray(data.targets, dtype=np.int64), tuple(data.classes))
 
@@ -95,8 +132,8 @@ def arrays(path: Path, split: Split) -> ImageArrays:
     """An npz file with x_train, y_train, x_test, y_test; images are uint8 [N, H, W], [N, H, W, 1] or [N, H, W, 3]."""
     if not zipfile.is_zipfile(path):
         raise ConfigError(
-            f"dataset 'arrays' reads one whole npz file, got root={str(path)!r}, which is none: check the path, or "
-            f"write the file anew with numpy.savez"
+            f"dataset 'arrays' reads one whole npz file, got root={str(path)!r}: check the path, or write the "
+            f"file anew with numpy.savez"
         )
     with np.load(path, allow_pickle=False) as file:
         if f"x_{split}" not in file:
@@ -115,7 +152,7 @@ def _array(file: Any, name: str, path: Path) -> np.ndarray[Any, Any]:
         return np.asarray(file[name])
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(
-            f"{path} must hold intact arrays of plain numbers, {name} is none ({error}): write the file anew"
+            f"{path} must hold intact arrays of plain numbers, {name} cannot be read ({error}): write the file anew"
         ) from error
 
 
@@ -138,3 +175,50 @@ def _as_rgb(images: np.ndarray[Any, Any], path: Path) -> Tensor:
     if not images.size:
         raise ConfigError(f"{path} must hold at least one image, got an array {list(images.shape)}: add images")
     return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).expand(-1, 3, -1, -1).contiguous()
+
+
+def _on_disk(read: Callable[[Path, Split], Source]) -> Callable[[str | None, Split], Source]:
+    return lambda root, split: read(Path(str(root)), split)
+
+
+for _record in (
+    DatasetRecord(
+        name="digits",
+        about="embedded",
+        open=lambda root, split: digits(split),
+        statistics=((0.3053,) * 3, (0.3761,) * 3),  # measured on the training split at 8x8
+        subject="digits",
+        held_at_image_size=True,
+        needs_root=False,
+        num_images=1_438,
+    ),
+    DatasetRecord(
+        name="cifar10",
+        open=lambda root, split: cifar("cifar10", str(root), split),
+        statistics=((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),  # kekmodel, dataset/cifar.py
+        downloaded=True,
+        num_images=50_000,
+    ),
+    DatasetRecord(
+        name="cifar100",
+        open=lambda root, split: cifar("cifar100", str(root), split),
+        statistics=((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),  # kekmodel, dataset/cifar.py
+        downloaded=True,
+        num_images=50_000,
+    ),
+    DatasetRecord(
+        name="imagefolder",
+        about="train/ and val/ with a folder per class",
+        open=_on_disk(image_folder),
+        class_folders=True,
+        num_images=1_281_167,  # if it is ImageNet
+    ),
+    DatasetRecord(
+        name="images",
+        about="a folder of images without labels",
+        open=_on_disk(unlabelled_images),
+        labelled=False,
+    ),
+    DatasetRecord(name="arrays", about="an npz file", open=_on_disk(arrays), labelled=None),
+):
+    register_dataset(_record)

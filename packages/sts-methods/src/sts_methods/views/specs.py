@@ -1,17 +1,19 @@
-"""What the views of each recipe are, as values. How they are computed: `augment` (batched) and `host` (per image).
+"""What the views of each method are, as values. How they are computed: `batched` and `per_image`.
 
-A recipe is a tuple of views. `two_views` serves MoCo v2 and BYOL, `weak_and_strong` FixMatch, `two_weak_views` Mean
-Teacher and `multi_crop` DINO. The order of operations is crop, flip, colour jitter, grayscale, blur, solarise, erase;
-the references place the flip last and BYOL the blur before the grayscale, which gives the same images: a flip commutes
-with everything here, and grayscale with a blur (both are linear, up to rounding).
+`two_views` serves MoCo v2 and BYOL, `weak_and_strong` FixMatch, `two_weak_views` Mean Teacher and `multi_crop` DINO;
+`VIEWS` holds all of them by name, for photographs and for digits. The order of operations is crop, flip, colour jitter,
+grayscale, blur, solarise, erase; the references place the flip last and BYOL the blur before the grayscale, which gives
+the same images: a flip commutes with everything here, and grayscale with a blur (both are linear, up to rounding).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from sts_core.errors import ConfigError
 
 Interpolation = Literal["bilinear", "bicubic"]
+Subject = Literal["photographs", "digits"]
 Range = tuple[float, float]
 
 
@@ -87,7 +89,7 @@ def two_views(*, recipe: Literal["moco", "byol"] = "moco", image_size: int = 224
         view = CropView(size=image_size)
         return view, view
     if recipe != "byol":
-        raise ConfigError(f"two_views knows the recipes moco and byol, got {recipe!r}: choose one of these")
+        raise ConfigError(f"two_views knows the recipes moco and byol, got {recipe!r}")
     # BYOL, appendix B and deepmind-research byol/utils/augmentations.py.
     shared = {"crop_scale": (0.08, 1.0), "saturation": 0.2}
     one = CropView(size=image_size, blur=1.0, **shared)  # type: ignore[arg-type]
@@ -123,24 +125,89 @@ def local_size(image_size: int) -> int:
     return max(1, round(image_size * 96 / 224 / patch)) * patch
 
 
-def digit_views(recipe: str, *, image_size: int, num_local: int = 8) -> Views:
-    """Views for the digits: no flips (a mirrored 2 is no 2), no colour (there is none), small turns and shifts instead.
+def digit_crop(image_size: int) -> CropView:
+    """A crop of digits: no flips (a mirrored 2 is no 2), no colour (there is none), small turns and shifts instead.
 
     A crop below half of a digit's area often leaves nothing of it to recognise, so crops are larger than on photos.
     Measured with BYOL (timm's test_resnet, 12 px, 99 steps, mean of two seeds; probe of the teacher with 10 labels a
     class, untrained 79.4 %): as here 88.7, crops from .3 / .7 of the area 86.0 / 87.5, turns up to 25° 88.0, without
     the erased square 86.5, without brightness and contrast 84.8.
     """
-    crop = CropView(
+    return CropView(
         size=image_size, crop_scale=(0.5, 1.0), flip=0.0, saturation=0.0, hue=0.0, grayscale=0.0, rotation=15.0,
         blur_sigma=(0.1, image_size / 32), erase=0.5,
     )  # fmt: skip
-    weak = WeakView(size=image_size, flip=0.0)
-    if recipe == "fixmatch":
-        return weak, StrongView(size=image_size, flip=0.0, cutout=0.25)
-    if recipe == "mean_teacher":
-        return weak, weak
-    if recipe == "dino":
-        local = replace(crop, size=local_size(image_size), crop_scale=(0.2, 0.5))
-        return (crop, crop, *[local] * num_local)
-    return crop, crop
+
+
+def _digit_multi_crop(image_size: int, num_local: int) -> Views:
+    crop = digit_crop(image_size)
+    local = replace(crop, size=local_size(image_size), crop_scale=(0.2, 0.5))
+    return (crop, crop, *[local] * num_local)
+
+
+MakeViews = Callable[[int, int], Views]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewsRecord:
+    """Views by name: how images are augmented for the methods that train on them."""
+
+    name: str
+    """What users write in `data.views`."""
+    photographs: MakeViews
+    """The views of photographs, from (image size, number of local crops)."""
+    digits: MakeViews | None = None
+    """The views of digits; None takes those of photographs."""
+    labelled: bool = False
+    """Whether batches also hold labelled images, augmented as in the first view."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def make(self, subject: Subject, *, image_size: int, num_local: int) -> Views:
+        """The views of one image."""
+        make = self.photographs if subject == "photographs" or self.digits is None else self.digits
+        return make(image_size, num_local)
+
+
+VIEWS: dict[str, ViewsRecord] = {}
+"""All views by name."""
+
+
+def register_views(record: ViewsRecord) -> None:
+    """Make views known by their name; every process that meets it has to import the module that calls this."""
+    if VIEWS.get(record.name, record) != record:
+        raise ConfigError(f"all views need a name of their own, got {record.name!r} a second time")
+    VIEWS[record.name] = record
+
+
+for _record in (
+    ViewsRecord(
+        name="byol",
+        photographs=lambda size, _: two_views(recipe="byol", image_size=size),
+        digits=lambda size, _: (digit_crop(size),) * 2,
+    ),
+    ViewsRecord(
+        name="moco",
+        photographs=lambda size, _: two_views(recipe="moco", image_size=size),
+        digits=lambda size, _: (digit_crop(size),) * 2,
+    ),
+    ViewsRecord(
+        name="fixmatch",
+        photographs=lambda size, _: weak_and_strong(image_size=size),
+        digits=lambda size, _: (WeakView(size=size, flip=0.0), StrongView(size=size, flip=0.0, cutout=0.25)),
+        labelled=True,
+    ),
+    ViewsRecord(
+        name="mean_teacher",
+        photographs=lambda size, _: two_weak_views(image_size=size),
+        digits=lambda size, _: (WeakView(size=size, flip=0.0),) * 2,
+        labelled=True,
+    ),
+    ViewsRecord(
+        name="dino",
+        photographs=lambda size, num_local: multi_crop(image_size=size, num_local=num_local),
+        digits=_digit_multi_crop,
+    ),
+):
+    register_views(_record)
