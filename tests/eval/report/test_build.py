@@ -115,8 +115,7 @@ def test_a_run_of_the_papers_recipe_as_pipelines_write_it_may_stand_beside_the_p
 
 def test_each_sts_run_stands_beside_the_moving_average_of_equal_pull(family: Path) -> None:
     rows = rows_of(table_of(build_report(read_runs([family])), "control"))
-    assert rows[0][:2] == ["STS m 0.99, p 0.7 (LW)", "m 0.997"]
-    assert rows[0][-1] == "+0.50"
+    assert rows[0][:3] == ["STS m 0.99, p 0.7 (LW)", "+0.50 (one seed: no conclusion)", "TMA m 0.997"]
     assert len(rows) == 3  # layer, channel, neuron
 
 
@@ -124,7 +123,7 @@ def test_runs_that_differ_in_more_than_their_smoothing_are_no_controls(make_run:
     sts, tma = make_run("sts", m=0.99, p=0.7), make_run("tma", m=0.997)
     config = json.loads((tma / "config.json").read_text())
     (tma / "config.json").write_text(json.dumps(config | {"epochs": 100}))
-    assert "control" not in anchors(build_report(read_runs([sts, tma])))
+    assert "Without their control" in to_markdown(build_report(read_runs([sts, tma])))
 
 
 def test_the_cost_of_granularity_is_the_ratio_of_speeds(family: Path) -> None:
@@ -189,7 +188,7 @@ def test_the_plane_averages_seeds_and_names_the_best_cell(make_run: MakeRun, swe
     report = build_report(read_runs([sweep]), against_paper=False)
     markdown = to_markdown(report)
     assert "74.90" in markdown  # (69.9 + 79.9) / 2
-    assert "Best: 74.90 at p 0.9, m 0.9" in markdown
+    assert "Highest: 74.90 at p 0.9, m 0.9 (m\\_eff 0.99; 2 seeds)" in markdown
 
 
 def test_runs_of_another_recipe_are_no_further_seeds_of_a_cell(make_run: MakeRun, sweep: Path) -> None:
@@ -197,7 +196,7 @@ def test_runs_of_another_recipe_are_no_further_seeds_of_a_cell(make_run: MakeRun
     config = json.loads((folder / "config.json").read_text())
     config["optimizer"]["lr"] = 5.0
     (folder / "config.json").write_text(json.dumps(config))
-    assert "Best: 70.80 at p 0.9, m 0.99" in to_markdown(build_report(read_runs([sweep]), against_paper=False))
+    assert "Highest: 70.80 at p 0.9, m 0.99" in to_markdown(build_report(read_runs([sweep]), against_paper=False))
 
 
 def test_corruptions_are_compared_with_the_moving_average_with_intervals(family: Path) -> None:
@@ -420,7 +419,8 @@ def test_long_records_are_thinned_by_means_that_keep_the_ends_and_the_average() 
 def test_a_difference_is_even_where_its_interval_holds_zero() -> None:
     assert Delta(0.4, 2, -0.1, 0.9).direction == "even"
     assert Delta(0.4, 2, 0.1, 0.9).direction == "gain"
-    assert Delta(-0.4).direction == "loss"
+    assert Delta(-0.4, 2, -0.9, -0.1).direction == "loss"
+    assert Delta(-0.4).direction == "even"  # without an interval nothing is known
 
 
 def test_many_runs_get_eight_colours_and_the_best_of_them(make_run: MakeRun) -> None:

@@ -93,7 +93,7 @@ def test_names_are_escaped() -> None:
 
 
 def test_bars_go_to_the_side_of_their_sign_and_whiskers_span_the_interval() -> None:
-    svg = bar_chart([Bar("up", 2.0, 1.0, 3.0), Bar("down", -1.0)], label="t", x_label="points")
+    svg = bar_chart([Bar("up", 2.0, 1.0, 3.0), Bar("down", -1.0, -2.0, -0.5)], label="t", x_label="points")
     (up,), (down,) = parts(svg, "rect", "gain"), parts(svg, "rect", "loss")
     zero = float(up.get("x", ""))
     assert float(down.get("x", "")) + float(down.get("width", "")) == pytest.approx(zero, abs=0.02)

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 
 from sts_eval import add_entries, fast_protocol
+from sts_eval.intervals import difference
 from sts_eval.report.build import build_report
+from sts_eval.report.html import to_html
 from sts_eval.report.markdown import to_markdown
 from sts_eval.report.runs import read_runs
 
@@ -35,3 +38,85 @@ def test_a_report_says_how_the_penalty_was_chosen(make_run: MakeRun, selected_on
     assert ("chosen on" in text) == (said is not None)
     if said is not None:
         assert f"L-BFGS, {said}" in text
+
+
+def test_a_report_shows_networks_that_are_neither_teacher_nor_student(make_run: MakeRun) -> None:
+    folder = make_run("mine", top1=None, metrics=False)
+    add_entries(folder, [LINEAR | {"network": "backbone", "value": 81.25}])
+    report = build_report(read_runs([folder]))
+    assert [section.anchor for section in report.sections] == ["runs", "results"]
+    assert any("81.25" in fact.value and "backbone" in fact.detail for fact in report.facts)
+    assert "backbone top-1, last" in to_markdown(report)
+
+
+def test_three_copies_of_one_seed_are_one_seed(make_run: MakeRun) -> None:
+    for copy in range(3):
+        make_run(f"sts-{copy}", m=0.99, p=0.7, top1=88.02, metrics=False)
+    control = make_run("tma", m=0.997, top1=88.0, metrics=False)
+    text = markdown_of(control.parent)
+    assert "88.02 (one seed)" in text
+    assert "3 seeds" not in text
+
+
+def test_five_detection_trials_are_five_entries_and_their_spread_is_shown(make_run: MakeRun) -> None:
+    folder = make_run("run", top1=None, metrics=False)
+    entry = {"evaluation": "voc", "network": "teacher", "metric": "AP50", "which": "last", "backend": "torchvision"}
+    for seed in range(5):
+        results = add_entries(folder, [entry | {"seed": seed, "value": 80.0 + seed}])
+    assert [found["value"] for found in results.entries] == [84.0, 83.0, 82.0, 81.0, 80.0]
+    assert "82.00 ± 1.96 (5 seeds)" in markdown_of(folder)
+
+
+def test_trials_that_a_pipeline_averaged_show_their_spread(make_run: MakeRun) -> None:
+    folder = make_run("run", top1=None, metrics=False)
+    entry = {"evaluation": "voc", "network": "teacher", "metric": "AP50", "which": "last", "backend": "torchvision"}
+    add_entries(folder, [entry | {"value": 82.0, "trials": [80.0, 81.0, 82.0, 83.0, 84.0]}])
+    assert "82.00 ± 1.96 (5 seeds)" in markdown_of(folder)
+
+
+def test_the_highest_mean_leads_and_not_the_luckiest_run(make_run: MakeRun) -> None:
+    for seed, value in enumerate((60.0, 80.0)):
+        make_run(f"lucky-{seed}", m=0.9, seed=seed, top1=value, metrics=False)
+    for seed, value in enumerate((74.0, 75.0)):
+        folder = make_run(f"steady-{seed}", m=0.99, seed=seed, top1=value, metrics=False)
+    report = build_report(read_runs([folder.parent]))
+    assert report.facts[1].value.startswith("74.50 ±")
+    assert "TMA m 0.99 (2 seeds)" in report.facts[1].detail
+    assert "[" in report.facts[2].value  # the interval of the difference
+
+
+def test_one_seed_is_no_conclusion_and_has_no_colour(make_run: MakeRun) -> None:
+    make_run("sts", m=0.99, p=0.7, top1=73.0, metrics=False)
+    folder = make_run("tma", m=0.997, top1=70.0, metrics=False)
+    report = build_report(read_runs([folder.parent]), against_paper=False)
+    assert "+3.00 (one seed: no conclusion)" in to_markdown(report)
+    assert 'class="gain"' not in to_html(report)
+
+
+def test_a_difference_over_seeds_has_an_interval_and_is_coloured_where_it_excludes_zero(make_run: MakeRun) -> None:
+    for seed, shift in enumerate((0.0, 5.0, 10.0)):  # paired: seeds vary more than the difference
+        make_run(f"sts-{seed}", m=0.99, p=0.7, seed=seed, top1=73.0 + shift + 0.1 * seed, metrics=False)
+        folder = make_run(f"tma-{seed}", m=0.997, seed=seed, top1=70.0 + shift, metrics=False)
+    report = build_report(read_runs([folder.parent]), against_paper=False)
+    assert '<span class="gain">+3.10 [+2.85, +3.35]</span>' in to_html(report)
+
+
+def test_an_sts_run_without_its_control_is_named_with_the_command_that_makes_it(make_run: MakeRun) -> None:
+    folder = make_run("sts", m=0.99, p=0.7, metrics=False)
+    assert "train it again with momentum 0.997 and preserve\\_probability 0" in markdown_of(folder)
+    (folder / "config.json").rename(folder / "config.yaml")
+    command = f"sts run {folder}/config.yaml --smoothing.momentum 0.997 --smoothing.preserve-probability 0"
+    assert command in markdown_of(folder).replace("\\", "")
+
+
+def test_differences_are_paired_by_seed_or_welchs() -> None:
+    paired = difference({0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.5, 1: 1.5, 2: 3.0})
+    assert (paired.mean, paired.count) == (pytest.approx(2 / 3), 3)
+    first, second = [27.5, 21.0, 19.0, 23.6, 17.0, 17.9], [27.1, 22.0, 20.8, 23.4]
+    welch = difference(dict(enumerate(first)), {f"other {i}": value for i, value in enumerate(second)})
+    expected = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    assert welch.mean == pytest.approx(sum(first) / 6 - sum(second) / 4)
+    low, high = welch.low or 0.0, welch.high or 0.0
+    assert low <= expected.low < expected.high <= high  # degrees of freedom rounded down: a little wider
+    assert high - low < 1.05 * (expected.high - expected.low)
+    assert difference({0: 1.0}, {0: 0.5}).low is None

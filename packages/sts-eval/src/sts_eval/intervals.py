@@ -1,9 +1,9 @@
 """Means over seeds with Student's t-interval, from the standard library alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 
 from sts_core.errors import ConfigError
 
@@ -64,3 +64,22 @@ def estimate(values: Sequence[float], confidence: float = 0.95) -> Estimate:
         return Estimate(mean, None, None, 1)
     half = t_quantile(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half, len(values))
+
+
+def difference(first: Mapping[Hashable, float], second: Mapping[Hashable, float], confidence: float = 0.95) -> Estimate:
+    """Mean of `first` minus that of `second`, both by seed: paired where two seeds or more are common, else Welch's.
+
+    Welch: (s1²/n1 + s2²/n2)² / Σ (si²/ni)²/(ni - 1) degrees of freedom, rounded down. One seed leaves no interval.
+    """
+    pairs = [value - second[seed] for seed, value in first.items() if seed in second]
+    if len(pairs) > 1:
+        return estimate(pairs, confidence)
+    sides = (list(first.values()), list(second.values()))
+    mean, count = fmean(sides[0]) - fmean(sides[1]), min(map(len, sides))
+    if count < 2:
+        return Estimate(mean, None, None, count)
+    parts = [variance(side) / len(side) for side in sides]
+    weight = sum(part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True))
+    degrees = max(1, math.floor(sum(parts) ** 2 / weight)) if weight else 1
+    half = t_quantile(confidence, degrees) * math.sqrt(sum(parts))
+    return Estimate(mean, mean - half, mean + half, count)

@@ -88,7 +88,7 @@ def entry_key(entry: Entry) -> tuple[Any, ...]:
 
 def _kind(entry: Entry) -> tuple[Any, ...]:
     """What readers tell apart: network and metric, details such as k, how it was measured and on which images."""
-    details = ("k", "temperature", "corruption", "severity", "epoch", "backend", "schedule")
+    details = ("k", "temperature", "corruption", "severity", "epoch", "backend", "schedule", "seed")
     how = text_of(entry, "protocol", "data", "source", "severities")
     return (*(entry.get(key) for key in (*REQUIRED[:3], "which", *details)), how)
 

@@ -239,9 +239,10 @@ class _Evaluator:
 
 
 def _mean_of_trials(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One entry for the same number of several trials."""
+    """One entry for the same number of several trials, whose spread stays in it."""
     values = [entry["value"] for entry in entries]
-    return {**entries[0], "value": fmean(values), "trials": values}
+    common = {name: value for name, value in entries[0].items() if name != "seed"}
+    return {**common, "value": fmean(values), "trials": values}
 
 
 def readable_checkpoints(store: CheckpointStore) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -64,6 +64,7 @@ class DetectionResult:
         """The entries of results.json: one per metric, each with its conditions."""
         conditions = {
             "backend": self.backend,
+            "seed": self.config.seed,
             "versions": dict(self.versions),
             "dataset": dict(self.dataset),
             "schedule": self.schedule,

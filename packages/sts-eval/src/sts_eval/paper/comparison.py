@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from sts_core.errors import ConfigError
@@ -132,15 +133,18 @@ def compare_with_paper(runs: Sequence[RunResults], *, confidence: float = 0.95) 
 
 
 def _numbers(run: RunResults) -> dict[tuple[Any, ...], float]:
-    """The numbers of a run that belong to cells of the paper; of one measured twice the newest, which comes first."""
-    numbers: dict[tuple[Any, ...], float] = {}
+    """The numbers of a run that belong to cells of the paper; of one measured twice the newest, which comes first.
+
+    An evaluation with seeds of its own (detection's fine-tunings) gives the mean over them.
+    """
+    numbers: dict[tuple[Any, ...], dict[Any, float]] = {}
     for entry in run.entries:
         for row, column in _columns(run, entry):
             number = published(row.table, row.row, column)
             found = (*row.obstacles(run.conditions), *_entry_obstacles(row, run, entry))
             key = (number, _setting(run), _variant(entry), entry["network"], _which(entry), found)
-            numbers.setdefault(key, float(entry["value"]))
-    return numbers
+            numbers.setdefault(key, {}).setdefault(entry.get("seed"), float(entry["value"]))
+    return {key: fmean(by_seed.values()) for key, by_seed in numbers.items()}
 
 
 _Cell = dict[Any, tuple[str, float]]

@@ -9,26 +9,28 @@ EFFECTIVE_MOMENTUM = f"m_eff = 1 {MINUS} (1 {MINUS} p)(1 {MINUS} m)"
 
 @dataclass(frozen=True)
 class Delta:
-    """A difference, printed with its sign and coloured by it."""
+    """A difference, printed with its sign, and coloured by it where its interval excludes zero."""
 
     value: float
     decimals: int = 2
     low: float | None = None
     high: float | None = None
+    remark: str = ""
+    """What is said in place of an interval."""
 
     def __str__(self) -> str:
         number = f"{self.value:+.{self.decimals}f}".replace("-", MINUS)
         if self.low is None or self.high is None:
-            return number
+            return f"{number} ({self.remark})" if self.remark else number
         interval = f"[{self.low:+.{self.decimals}f}, {self.high:+.{self.decimals}f}]".replace("-", MINUS)
         return f"{number} {interval}"
 
     @property
     def direction(self) -> str:
-        """gain or loss, or even where zero is inside the interval (or the value is zero)."""
-        if self.low is not None and self.high is not None and self.low <= 0 <= self.high:
+        """gain or loss, or even where zero is inside the interval or there is none."""
+        if self.low is None or self.high is None or self.low <= 0 <= self.high:
             return "even"
-        return "even" if self.value == 0 else "gain" if self.value > 0 else "loss"
+        return "gain" if self.value > 0 else "loss"
 
 
 @dataclass(frozen=True)

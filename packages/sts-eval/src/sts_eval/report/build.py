@@ -11,10 +11,10 @@ from pathlib import Path
 from sts_core.errors import ConfigError
 from sts_core.files import write_atomically
 from sts_eval.report.blocks import Fact, Report, Section
-from sts_eval.report.headline import headline
+from sts_eval.report.headline import Measure, headline
 from sts_eval.report.html import to_html
 from sts_eval.report.markdown import to_markdown
-from sts_eval.report.runs import Run, read_runs, smoothing_label
+from sts_eval.report.runs import Run, read_runs
 from sts_eval.report.sections.corruptions import corruption_section
 from sts_eval.report.sections.figures import curves_section, drift_section, plane_section
 from sts_eval.report.sections.paper import paper_section
@@ -25,6 +25,7 @@ from sts_eval.report.sections.tables import (
     overview_section,
     results_section,
 )
+from sts_eval.report.settings import ONE_SEED, Setting, settings_of
 
 
 def build_report(runs: Sequence[Run], *, against_paper: bool = True) -> Report:
@@ -49,13 +50,23 @@ def _facts(runs: Sequence[Run]) -> list[Fact]:
     measure = headline(runs)
     facts = [Fact("runs", str(len(runs)))]
     if measure is not None:
-        scored = [(value, run) for run in runs if (value := measure.of(run)) is not None]
-        value, best = max(scored, key=lambda pair: pair[0])
-        facts.append(Fact("best", f"{value:.2f} %", f"{best.name}: {measure.title}"))
-        facts.append(Fact("its smoothing", smoothing_label(best.smoothing)))
+        facts += _ranking(settings_of(runs, measure), measure)
     steps = [int(line["step"]) for run in runs for line in run.metrics[-1:] if "step" in line]
     if steps:
         facts.append(Fact("steps trained", f"{sum(steps):,}"))
+    return facts
+
+
+def _ranking(settings: Sequence[Setting], measure: Measure) -> list[Fact]:
+    """The setting of the highest mean over seeds, and how surely it is ahead of the next."""
+    best, *others = sorted(settings, key=lambda setting: -setting.estimate.mean)
+    found = best.estimate
+    spread = "" if found.high is None else f" ± {found.high - found.mean:.2f}"
+    seeds = ONE_SEED if found.count == 1 else f"{found.count} seeds"
+    label = "highest mean over seeds" if others else "result"
+    facts = [Fact(label, f"{found.mean:.2f}{spread} %", f"{best.name} ({seeds}): {measure.title}")]
+    if others:
+        facts.append(Fact("ahead of the next", str(best.minus(others[0])), others[0].name))
     return facts
 
 

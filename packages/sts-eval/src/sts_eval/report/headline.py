@@ -1,7 +1,7 @@
 """Which number stands for a run, and what each kind of number is called."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,8 @@ from sts_eval.report.runs import Run
 from sts_eval.results import text_of
 
 HEADLINES = (("linear", "top1"), ("few-labels", "top1"), ("knn", "top1"))
+KEYS = ("evaluation", "metric", "network", "which")
+FIRST = ("teacher", "student")
 EVALUATION_TITLES = {
     "linear": "Linear evaluation",
     "knn": "Nearest neighbours",
@@ -21,7 +23,7 @@ SOLVERS = {"lbfgs": "L-BFGS", "ridge": "ridge"}
 
 @dataclass(frozen=True)
 class Measure:
-    """The teacher's last value of one metric, under one protocol (linear) or with one vote (k-NN)."""
+    """One network's last value of one metric, under one protocol (linear) or with one vote (k-NN)."""
 
     evaluation: str
     metric: str
@@ -29,18 +31,20 @@ class Measure:
     """What `variant_of` says of its entries."""
     label: str
     """The same in few words."""
+    network: str = "teacher"
+    """The teacher, as in the paper, unless no run has one."""
 
     @property
     def title(self) -> str:
         """For captions: `linear evaluation (L-BFGS), teacher, top-1, last`."""
         how = f" ({self.label})" if self.label else ""
-        return f"{EVALUATION_TITLES[self.evaluation].lower()}{how}, teacher, {METRIC_TITLES[self.metric]}, last"
+        return f"{EVALUATION_TITLES[self.evaluation].lower()}{how}, {self.network}, {METRIC_TITLES[self.metric]}, last"
 
     def of(self, run: Run) -> float | None:
         """The run's value, None where it was not measured."""
-        wanted = (self.evaluation, self.metric, self.variant)
+        wanted = (self.evaluation, self.metric, self.network, "last", self.variant)
         for entry in run.entries:
-            if _is_headline(entry) and (entry["evaluation"], entry["metric"], variant_of(entry)) == wanted:
+            if (*(entry[key] for key in KEYS), variant_of(entry)) == wanted:
                 return float(entry["value"])
         return None
 
@@ -50,20 +54,21 @@ def headline(runs: Sequence[Run]) -> Measure | None:
 
     Numbers of two protocols are never mixed: the one that most runs have counts.
     """
-    for evaluation, metric in HEADLINES:
-        found = [
-            (variant_of(entry), label_of(entry))
-            for run in runs
-            for entry in run.entries
-            if _is_headline(entry) and (entry["evaluation"], entry["metric"]) == (evaluation, metric)
-        ]
-        if found:
-            return Measure(evaluation, metric, *Counter(found).most_common(1)[0][0])
+    entries = [entry for run in runs for entry in run.entries]
+    for network in networks_of(entries):
+        for evaluation, metric in HEADLINES:
+            wanted = (evaluation, metric, network, "last")
+            of_kind = [entry for entry in entries if tuple(entry[key] for key in KEYS) == wanted]
+            found = Counter((variant_of(entry), label_of(entry)) for entry in of_kind)
+            if found:
+                return Measure(evaluation, metric, *found.most_common(1)[0][0], network)
     return None
 
 
-def _is_headline(entry: Mapping[str, Any]) -> bool:
-    return (entry["network"], entry["which"]) == ("teacher", "last")
+def networks_of(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Every network that was measured, teachers first, then students, then others as they come."""
+    found = list(dict.fromkeys(str(entry["network"]) for entry in entries))
+    return sorted(found, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
 def variant_of(entry: Mapping[str, Any]) -> str:

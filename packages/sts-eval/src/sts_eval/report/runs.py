@@ -49,6 +49,17 @@ class Run:
         return json.dumps(recipe_of(self.config), sort_keys=True)
 
     @property
+    def seed(self) -> int | None:
+        """The training's seed, where config or results name it."""
+        found = self.section.get("seed", self.results.seed if self.results else None)
+        return found if isinstance(found, int) else None
+
+    @property
+    def seed_key(self) -> int | str:
+        """What tells seeds apart: runs without a known seed count one by one."""
+        return str(self.folder) if self.seed is None else self.seed
+
+    @property
     def smoothing(self) -> SmoothingConfig | None:
         """How the teacher followed the student, if the config says so."""
         values = self.section.get("smoothing")

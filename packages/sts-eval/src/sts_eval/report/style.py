@@ -26,6 +26,7 @@ CHART = """
 .chart .line:hover { stroke-width: 3.5; }
 .chart .dot { stroke: var(--card); stroke-width: 1.5; }
 .chart .bar { opacity: .82; }
+.chart .bar.even { fill: var(--quiet); opacity: .5; }
 .chart .bar.gain { fill: var(--gain); }
 .chart .bar.loss { fill: var(--loss); }
 .chart .bar:hover { opacity: 1; }

@@ -172,7 +172,8 @@ def bar_chart(bars: Sequence[Bar], *, label: str, x_label: str, name_width: floa
 
 def _draw_bar(bar: Bar, frame: Frame, y: float, row: float) -> list[str]:
     zero, end, middle = frame.at(0, 0)[0], frame.at(bar.value, 0)[0], y + row / 2
-    css = "gain" if bar.value >= 0 else "loss"
+    known = bar.low is not None and bar.high is not None and not bar.low <= 0 <= bar.high
+    css = "even" if not known else "gain" if bar.value >= 0 else "loss"
     box = f'x="{_number(min(zero, end))}" y="{_number(y + 3)}" width="{_number(abs(end - zero))}"'
     interval = "" if bar.low is None or bar.high is None else f" [{bar.low:+.2f}, {bar.high:+.2f}]"
     title = f"<title>{escape(f'{bar.name}: {bar.value:+.2f}{interval}')}</title>"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from sts_eval.report.blocks import (
     EFFECTIVE_MOMENTUM,
@@ -19,15 +20,17 @@ from sts_eval.report.charts.heat_map import Cell, colour_range, heat_map
 from sts_eval.report.charts.svg import NUM_COLOURS, Series, line_chart
 from sts_eval.report.headline import Measure, headline
 from sts_eval.report.runs import Run, smoothing_label
+from sts_eval.report.settings import ONE_SEED
 
 LEAST_CELLS = 6
 """Distinct (p, m) from which on a plane is worth drawing, if they fill half of its grid."""
 MAX_POINTS = 400
 """Points a drawn line has at most; longer records are averaged in windows."""
-CURVES = ("loss", "accuracy", "mask_rate", "feature_std", "effective_rank", "images_per_second", "learning_rate")
+CURVES = ("loss", "accuracy", "mask_rate", "feature_std", "effective_rank", "images_per_second")
 """Metrics in the order of interest; others follow by name."""
 MAX_CURVES = 9
-NOT_CURVES = ("step", "epoch", "parameter_drift", "output_drift", "preserve_probability")
+NOT_CURVES = ("step", "epoch", "parameter_drift", "output_drift", "preserve_probability", "momentum", "learning_rate")
+"""Places on an axis, what has a figure of its own, and schedules, which the config tells."""
 
 
 def colours_of(runs: Sequence[Run]) -> dict[str, int]:
@@ -58,16 +61,16 @@ def plane_section(runs: Sequence[Run]) -> Section | None:
 
 def _planes(runs: Sequence[Run], measure: Measure) -> list[Figure]:
     """The maps of runs that share a recipe."""
-    planes: dict[str, dict[tuple[float, float], list[float]]] = {}
+    planes: dict[str, dict[tuple[float, float], dict[int | str, float]]] = {}
     known = [(run, run.smoothing, measure.of(run)) for run in runs]
     granularities = {s.granularity for _, s, v in known if s and v is not None and s.preserve_probability > 0}
-    for _, smoothing, value in known:
+    for run, smoothing, value in known:
         if smoothing is None or value is None or smoothing.preserve_probability >= 1:
             continue
         shared = smoothing.preserve_probability == 0  # a moving average belongs to the plane of every granularity
         key = (smoothing.preserve_probability, smoothing.momentum)
         for granularity in granularities if shared else {smoothing.granularity}:
-            planes.setdefault(granularity, {}).setdefault(key, []).append(value)
+            planes.setdefault(granularity, {}).setdefault(key, {})[run.seed_key] = value
     return [_plane(name, cells, measure, runs[0].name) for name, cells in planes.items() if _is_plane(cells)]
 
 
@@ -78,9 +81,9 @@ def _is_plane(cells: Iterable[tuple[float, float]]) -> bool:
 
 
 def _plane(
-    granularity: str, values: Mapping[tuple[float, float], list[float]], measure: Measure, example: str
+    granularity: str, values: Mapping[tuple[float, float], Mapping[Any, float]], measure: Measure, example: str
 ) -> Figure:
-    cells = {key: Cell(fmean(found), len(found)) for key, found in values.items()}
+    cells = {key: Cell(fmean(found.values()), len(found)) for key, found in values.items()}
     ps, ms = sorted({p for p, _ in cells}), sorted({m for _, m in cells})
     rows: list[list[CellValue]] = [
         [f"m {m:g}", *(percent(cells[p, m].value) if (p, m) in cells else None for p in ps)] for m in reversed(ms)
@@ -88,10 +91,12 @@ def _plane(
     low, high = colour_range([cell.value for cell in cells.values()])
     best = max(cells, key=lambda key: cells[key].value)
     effective = 1 - (1 - best[0]) * (1 - best[1])
+    seeds = ONE_SEED if cells[best].num_runs == 1 else f"{cells[best].num_runs} seeds"
     caption = f"{measure.title}, in percent, by p and m ({granularity}-wise units)"
     note = (
         f"Lines join equal {EFFECTIVE_MOMENTUM}, labelled with it. Colours run from {low:.1f} (and less) to "
-        f"{high:.1f}. Best: {cells[best].value:.2f} at p {best[0]:g}, m {best[1]:g} (m_eff {effective:.6g}). "
+        f"{high:.1f}. Highest: {cells[best].value:.2f} at p {best[0]:g}, m {best[1]:g} "
+        f"(m_eff {effective:.6g}; {seeds}). "
         f"All runs share the recipe of {example}."
     )
     drawn = heat_map(cells, label=caption)
@@ -105,7 +110,7 @@ def drift_section(runs: Sequence[Run]) -> Section | None:
     kept = [run for run in runs if curves[run.name]]
     if not kept:
         return None
-    colours = colours_of(kept)
+    colours = colours_of(runs)
     drawings = []
     for place, (heading, label) in enumerate((("Weights", "MSE of weights"), ("Outputs", "MSE of outputs")), start=1):
         lines = [
@@ -165,7 +170,7 @@ def curves_section(runs: Sequence[Run]) -> Section | None:
     known = dict.fromkeys(name for run in runs for line in run.metrics for name in line)
     names = [name for name in (*CURVES, *sorted(known)) if name in known and name not in NOT_CURVES]
     kept = [run for run in runs if run.metrics]
-    colours = colours_of(kept)
+    colours = colours_of(runs)
     drawings: list[tuple[str, str]] = []
     for name in dict.fromkeys(names):
         lines = [Series(run.name, thinned(run.series(name)), colours[run.name]) for run in kept]

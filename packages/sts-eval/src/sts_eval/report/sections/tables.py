@@ -12,18 +12,20 @@ from sts_eval.report.blocks import (
     Block,
     CellValue,
     Code,
-    Delta,
+    Notes,
     Paragraph,
     Section,
     Table,
-    numeric_table,
     percent,
     sentence,
 )
-from sts_eval.report.headline import EVALUATION_TITLES, METRIC_TITLES, headline, label_of, variant_of
+from sts_eval.report.headline import EVALUATION_TITLES, METRIC_TITLES, headline, label_of, networks_of, variant_of
 from sts_eval.report.runs import GRANULARITY_SHORT, Run, smoothing_kind, smoothing_label
+from sts_eval.report.settings import control_key, control_of, key_of, settings_of
 from sts_eval.runs.config import flattened
 
+MAX_ALONE = 6
+"""Runs without a control that are listed."""
 MANY_RUNS = 6
 """Beyond this many, config differences are set with one row, not one column, per run."""
 
@@ -38,10 +40,9 @@ def overview_section(runs: Sequence[Run]) -> Section:
         length = [f"{training[key]} {key}" for key in ("epochs", "steps") if training.get(key) is not None]
         method = training.get("method")
         name = method.get("name") if isinstance(method, Mapping) else None
-        seed = training.get("seed", run.results.seed if run.results else None)
         effective = None if smoothing is None else f"{smoothing.effective_momentum:.6g}"
         facts = [smoothing_label(smoothing), effective, name, ", ".join(length) or None]
-        rows.append([Code(run.name), *facts, None if seed is None else str(seed)])
+        rows.append([Code(run.name), *facts, None if run.seed is None else str(run.seed)])
     note = ""
     if measure is not None:
         header.append(METRIC_TITLES[measure.metric])
@@ -53,7 +54,7 @@ def overview_section(runs: Sequence[Run]) -> Section:
 
 
 def results_section(runs: Sequence[Run]) -> Section | None:
-    """Every number of results.json that has no section of its own, student and teacher, last and best."""
+    """Every number of results.json that has no section of its own: all networks, last and best."""
     blocks: list[Block] = []
     for evaluation, title in EVALUATION_TITLES.items():
         found = [(run, entry) for run in runs for entry in run.entries if entry["evaluation"] == evaluation]
@@ -71,16 +72,18 @@ def _column(entry: Mapping[str, Any]) -> str:
 
 def _results_table(title: str, found: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
     """A row per run and protocol of its probe (or backend of its detector), columns grouped by network."""
-    networks = [name for name in ("teacher", "student") if any(entry["network"] == name for _, entry in found)]
+    networks = networks_of(entry for _, entry in found)
     columns = list(dict.fromkeys(_column(entry) for _, entry in found))
     variant = next((name for name in ("protocol", "backend") if any(name in entry for _, entry in found)), None)
-    cells: dict[tuple[str, str, str], dict[tuple[str, str], float]] = {}
+    cells: dict[tuple[str, str, str], dict[tuple[str, str], dict[Any, float]]] = {}
     for run, entry in found:
         row = (run.name, variant_of(entry), label_of(entry)) if variant else (run.name, "", "")
-        cells.setdefault(row, {}).setdefault((str(entry["network"]), _column(entry)), float(entry["value"]))
+        cell = cells.setdefault(row, {}).setdefault((str(entry["network"]), _column(entry)), {})
+        for trial, value in enumerate(entry.get("trials", [entry["value"]])):
+            cell.setdefault((entry.get("seed"), trial), float(value))
     keys = [(network, column) for network in networks for column in columns]
     rows = [
-        [Code(name), *([label] if variant else []), *(percent(values.get(key)) for key in keys)]
+        [Code(name), *([label] if variant else []), *(_over_trials(values.get(key)) for key in keys)]
         for (name, _, label), values in cells.items()
     ]
     names = ["run", *([variant] if variant else [])]
@@ -89,36 +92,48 @@ def _results_table(title: str, found: Sequence[tuple[Run, Mapping[str, Any]]]) -
     return Table(header, rows, title, "In percent.", frozenset(range(len(names), len(header))), groups)
 
 
+def _over_trials(values: Mapping[Any, float] | None) -> str | None:
+    """One number, or the mean over the seeds of an evaluation (detection's fine-tunings) with its interval."""
+    found = estimate(list(values.values())) if values else None
+    return None if found is None else percent(found.mean) if found.count == 1 else str(found)
+
+
 def control_section(runs: Sequence[Run]) -> Section | None:
     """Each STS or SE beside the moving average with the same expected pull: is it the spatial part that helps?"""
     measure = headline(runs)
-    groups: dict[tuple[Any, ...], list[tuple[Run, float]]] = {}
-    for run in runs:
-        value, smoothing = measure.of(run) if measure else None, run.smoothing
-        if value is not None and smoothing is not None:
-            groups.setdefault((run.recipe, *_smoothing_key(run)), []).append((run, value))
+    settings = settings_of(runs, measure) if measure else []
+    known = {key_of(setting.run): setting for setting in settings if setting.run.config}
     rows: list[list[CellValue]] = []
-    for (twin, p, m, _), members in groups.items():
-        effective = round(1 - (1 - p) * (1 - m), 9)
-        control = groups.get((twin, 0.0, effective, ""))
-        if p == 0 or control is None:
+    alone: list[Run] = []
+    for setting in settings:
+        key = control_key(setting.run)
+        if key is None:
             continue
-        ours, theirs = (estimate([value for _, value in side]) for side in (members, control))
-        label = smoothing_label(members[0][0].smoothing)
-        rows.append([label, f"m {effective:g}", str(ours), str(theirs), Delta(ours.mean - theirs.mean)])
-    if not rows or measure is None:
+        if (control := known.get(key)) is None:
+            alone.append(setting.run)
+            continue
+        sides = [f"{control.name}", str(setting.estimate), str(control.estimate)]
+        rows.append([setting.name, setting.minus(control), *sides])
+    if measure is None or not (rows or alone):
         return None
-    header = ["smoothing", "control: TMA", "ours", "control", "difference"]
-    note = f"{sentence(measure.title)}, in percent. The paper has no such control."
-    title = "Against the matched moving average"
-    return Section("control", title, [numeric_table(header, rows, note=note)], "Control")
+    blocks: list[Block] = []
+    if rows:
+        note = f"{sentence(measure.title)}, in percent. Intervals are 95 %, over seeds. The paper has no such control."
+        header = ["smoothing", "difference", "control", "ours", "control's"]
+        blocks.append(Table(header, rows, note=note, numeric=frozenset({1, 3, 4})))
+    blocks += _without_control(alone)
+    return Section("control", "Against the matched moving average", blocks, "Control")
 
 
-def _smoothing_key(run: Run) -> tuple[float, float, str]:
-    smoothing = run.smoothing
-    assert smoothing is not None
-    p, m = round(smoothing.preserve_probability, 9), round(smoothing.momentum, 9)
-    return p, m, smoothing.granularity if p > 0 else ""
+def _without_control(runs: Sequence[Run]) -> list[Block]:
+    """Runs of which nobody can say whether the spatial part helped, and what would tell."""
+    if not runs:
+        return []
+    items = [(run.name, f"{smoothing_label(run.smoothing)}: {control_of(run)}") for run in runs[:MAX_ALONE]]
+    left = len(runs) - len(items)
+    more = f" ({left} more are not listed)" if left else ""
+    text = f"Without their control, the moving average of the same m_eff, nothing is said about these runs{more}:"
+    return [Paragraph(text), Notes(items)]
 
 
 def granularity_section(runs: Sequence[Run], *, against_paper: bool) -> Section | None:
