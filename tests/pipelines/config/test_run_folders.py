@@ -10,6 +10,7 @@ from sts_pipelines.cli.main import main
 from sts_pipelines.cli.resolve import resolve
 from sts_pipelines.cli.verbs.run import run_pipeline
 from sts_pipelines.config.pipeline import ComparisonConfig, GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.config.plain import from_dict, to_dict
 from sts_pipelines.launch.job import Job
 
 Tiny = Callable[..., PipelineConfig]
@@ -100,3 +101,16 @@ def test_a_damaged_manifest_is_a_damaged_network(content: str, run: Path, capsys
     assert main(["doctor", str(run / "teacher.safetensors")]) == 1
     assert main(["doctor", str(run)]) == 0  # the checkpoints are there to go on from
     assert "teacher: DAMAGED" in capsys.readouterr().out
+
+
+def test_a_method_is_written_by_its_name_and_read_from_both_spellings_under_one_digest() -> None:
+    plain = to_dict(resolve("fixmatch-digits-sts"))
+    method = {name: plain["method"][name] for name in ("backbone", "stem", "num_classes")}
+    plain["data"] |= {"recipe": "mean_teacher"}
+    old, new = (
+        from_dict(PipelineConfig, plain | {"method": method | {"kind": kind}})
+        for kind in ("meanteacher", "mean_teacher")
+    )
+    assert old == new
+    assert to_dict(new)["method"]["kind"] == "mean_teacher"
+    assert new.run_name == "fixmatch-digits-sts-76814eea"  # as it was when kinds had no underscores

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from sts_pipelines.cli.resolve import resolve
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.launch.job import Job
-from sts_pipelines.launch.runtime import ProcessRuntime
+from sts_pipelines.launch.runtime import StorageCopy, build_runtime
 from sts_pipelines.launch.storage import Mirror
 from sts_pipelines.launch.worker import train_job
 
@@ -18,5 +18,6 @@ if __name__ == "__main__":
     pipeline = resolve(config)
     assert isinstance(pipeline, PipelineConfig)
     job = Job(label="two", pipeline=pipeline, folder=Path(folder))
-    train_job(job, ProcessRuntime(job.folder, mirror=Mirror(uri, job.folder), progress=False))
+    storage = StorageCopy(Mirror(uri, job.folder))
+    train_job(job, build_runtime(job, storage, progress=False), storage)
     dist.destroy_process_group()

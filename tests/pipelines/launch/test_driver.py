@@ -25,6 +25,7 @@ from sts_pipelines.cli.main import main
 from sts_pipelines.cli.verbs.evaluate import evaluate_folders
 from sts_pipelines.cli.verbs.run import run_pipeline
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
+from sts_pipelines.config.run_folder import read_run
 from sts_pipelines.diagnostics.doctor import examine
 from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.launch import driver, worker
@@ -86,8 +87,8 @@ def test_a_comparison_trains_each_variant_in_a_folder_of_its_own(tiny: Tiny) -> 
     recipe = ComparisonConfig(pipeline=base, variants=variants)
     launch(jobs_of(recipe), name=recipe.run_name, folder=recipe.folder)
     for name, smoothing in variants.items():
-        config = json.loads((recipe.folder / name / "config.json").read_text())
-        assert config["smoothing"]["momentum"] == smoothing.momentum
+        assert read_run(recipe.folder / name).training.smoothing.momentum == smoothing.momentum
+        assert not (recipe.folder / name / "config.json").exists()  # a run has one config
         assert (recipe.folder / name / "results.json").is_file()
 
 

@@ -21,7 +21,7 @@ from sts_pipelines.config.storage_path import is_uri, local_folder
 from sts_pipelines.config.yaml_text import write_yaml
 from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.launch.job import Job
-from sts_pipelines.launch.runtime import ProcessRuntime
+from sts_pipelines.launch.runtime import StorageCopy, build_runtime
 from sts_pipelines.launch.storage import Mirror, mirror_of
 from sts_pipelines.launch.worker import train_job
 
@@ -162,13 +162,14 @@ def test_machines_that_share_nothing_but_a_uri_resume_and_evaluate_together(tiny
 def test_storage_that_fails_in_training_is_a_warning_and_at_the_end_one_line(tiny: Tiny, tmp_path: Path) -> None:
     pipeline = tiny("byol-digits-sts", steps=4)
     (tmp_path / "bucket").touch()  # a file: nothing can be copied into it
-    runtime = ProcessRuntime(tmp_path / "run", mirror=Mirror(f"file://{tmp_path / 'bucket'}", tmp_path / "run"))
-    runtime.folder.mkdir()
-    (runtime.folder / "file").touch()
+    job = Job(label="x", pipeline=pipeline, folder=tmp_path / "run")
+    job.folder.mkdir()
+    (job.folder / "file").touch()
+    storage = StorageCopy(Mirror(f"file://{tmp_path / 'bucket'}", job.folder))
     with pytest.warns(UserWarning, match="cannot copy the run to"):
-        runtime._push()
+        storage._push_when(lambda: None)
     with pytest.raises(RunError, match="the same command goes on"):
-        train_job(Job(label="x", pipeline=pipeline, folder=runtime.folder), runtime)
+        train_job(job, build_runtime(job, storage), storage)
 
 
 def test_a_uri_that_nothing_opens_is_a_mistake_of_one_line(tmp_path: Path) -> None:

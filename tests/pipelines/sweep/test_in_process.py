@@ -13,6 +13,7 @@ from sts_core import SmoothingConfig, smoother
 from sts_methods.runs.checkpoint import read_checkpoint
 from sts_methods.runs.metrics_log import MetricsLog
 from sts_pipelines.config.pipeline import GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.config.run_folder import read_run
 from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job
@@ -63,9 +64,9 @@ def test_a_trial_trains_with_the_values_of_its_cell(tiny: Tiny) -> None:
     recipe = knn_sweep(tiny, cells=((0.9, 0.5), (0.0, 0.7)))
     run_sweep(recipe)
     for cell in cells_of(recipe):
-        config = json.loads((sweep_folder(recipe) / cell.name / "config.json").read_text())
-        assert config["smoothing"]["momentum"] == cell.smoothing.momentum
-        assert config["smoothing"]["preserve_probability"] == cell.smoothing.preserve_probability
+        smoothing = read_run(sweep_folder(recipe) / cell.name).training.smoothing
+        assert smoothing.momentum == cell.smoothing.momentum
+        assert smoothing.preserve_probability == cell.smoothing.preserve_probability
 
 
 def test_a_cell_that_fails_leaves_the_others_and_is_tried_again(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

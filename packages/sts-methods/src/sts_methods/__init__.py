@@ -19,7 +19,7 @@ from sts_methods.runs.backbone_files import load_backbone, save_backbone
 from sts_methods.runs.checkpoint import CheckpointError, CheckpointStore, read_checkpoint, write_checkpoint
 from sts_methods.runs.export import ExportReport, export
 from sts_methods.runs.metrics_log import MetricsLog
-from sts_methods.runs.runtime import LocalRuntime, RunPlan, Runtime
+from sts_methods.runs.runtime import LocalRuntime, RunListener, RunPlan, Runtime
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.failure_checks import CollapseError, NonFiniteLossError, RankMismatchError
 from sts_methods.training.loop import TrainingResult, fit
@@ -67,6 +67,7 @@ __all__ = [
     "NonFiniteLossError",
     "OptimizerConfig",
     "RankMismatchError",
+    "RunListener",
     "RunPlan",
     "Runtime",
     "StepResult",

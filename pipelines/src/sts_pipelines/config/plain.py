@@ -42,7 +42,7 @@ class BareFlag(FlagText):
 def kind_of(cls: type) -> str:
     """The name by which a dataclass is chosen among several: a method's own, else `SweepConfig` is `sweep`."""
     names = (name for name, config in METHODS.items() if config is cls)
-    return next(names, cls.__name__.removesuffix("Config").lower()).replace("_", "")
+    return next(names, cls.__name__.removesuffix("Config").lower())
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -70,6 +70,8 @@ def from_dict(cls: type[C], plain: Mapping[str, Any]) -> C:
 def digest(plain: Mapping[str, Any], *, ignore: Iterable[str] = ()) -> str:
     """Eight hex digits of a plain config, without the dotted names in `ignore`: equal configs have equal digests."""
     kept = {path: value for path, value in leaves(plain) if path not in set(ignore)}
+    if "method.kind" in kept:  # run folders are named after its spelling without underscores
+        kept["method.kind"] = str(kept["method.kind"]).replace("_", "")
     canonical = json.dumps(kept, sort_keys=True, allow_nan=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
@@ -154,7 +156,8 @@ def _choose(members: tuple[type, ...], section: Any) -> type | None:
     if len(members) <= 1:
         return members[0] if members else None
     kind = section.get("kind") if isinstance(section, Mapping) else None
-    return next((member for member in members if kind_of(member) == str(kind).replace("_", "")), None)
+    spelled = str(kind).replace("_", "")  # older configs have no underscores
+    return next((member for member in members if kind_of(member).replace("_", "") == spelled), None)
 
 
 def _read_dataclass(cls: type, plain: Any, path: str, problems: list[str]) -> Any:

@@ -16,10 +16,9 @@ from sts_pipelines.evaluation.settings import bring_forward
 from sts_pipelines.launch.cluster import ray_cluster
 from sts_pipelines.launch.job import Job, _is_complete, write_config
 from sts_pipelines.launch.progress import Watcher
-from sts_pipelines.launch.runtime import ProcessRuntime
 from sts_pipelines.launch.storage import mirror_of
 from sts_pipelines.launch.trackers import check_installed
-from sts_pipelines.launch.worker import _surroundings, share_corruptions, train_job, worker
+from sts_pipelines.launch.worker import share_corruptions, train_in_process, worker
 
 
 def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
@@ -66,7 +65,7 @@ def attempt(jobs: Sequence[Job], train: Callable[[Sequence[Job]], None]) -> list
 def _train_in_process(jobs: Sequence[Job]) -> None:
     for job in jobs:
         write_config(job)
-        train_job(job, ProcessRuntime(job.folder, **_surroundings(job)))
+        train_in_process(job)
 
 
 def _raise_failed(failed: Sequence[Failed], jobs: Sequence[Job]) -> None:

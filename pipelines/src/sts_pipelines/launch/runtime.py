@@ -1,52 +1,108 @@
-"""The training loop's `Runtime` in a pipeline: that of sts-methods, and trackers."""
+"""What a pipeline adds to the training loop's runtime, as parts that listen to a run, and what puts them together.
+
+Checkpoints go straight into the run folder, checksummed and renamed into place, and not through Ray's own registry:
+that one learns of a checkpoint only when the controller next polls, so the newest would be lost with the controller.
+"""
 
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from sts_methods.runs.runtime import LocalRuntime, RunPlan
+from sts_core.distributed import rank, world_size
+from sts_methods import LocalRuntime, RunListener, RunPlan
 from sts_pipelines.errors import RunError
+from sts_pipelines.launch.job import Job
 from sts_pipelines.launch.progress import write_plan
 from sts_pipelines.launch.storage import Mirror
-from sts_pipelines.launch.trackers import Tracker
+from sts_pipelines.launch.trackers import Tracker, build_trackers
+
+Measure = Callable[[nn.Module], Mapping[str, float]]
 
 
-class ProcessRuntime(LocalRuntime):
-    """Runs in this process; rank 0 also tells the trackers, and leaves a note for whoever watches the folder.
+def build_runtime(
+    job: Job,
+    storage: "StorageCopy",
+    *,
+    also: Sequence[RunListener] = (),
+    device: torch.device | None = None,
+    progress: bool = True,
+) -> LocalRuntime:
+    """The runtime of a job: its folder, a note for the watcher, trackers, the storage, and what else is to listen.
+
+    The storage comes after all that write into the folder, so that it copies what they wrote.
+    """
+    trackers = TrackerFeed(build_trackers(job.pipeline, job.folder))
+    parts = (PlanNote(job.folder, label=job.label), trackers, storage, *also)
+    return LocalRuntime(job.folder, device=device, progress=progress, write_config=False, listeners=parts)
+
+
+class _Part:
+    """A `RunListener` that does nothing; each part below overrides what it is there for."""
+
+    def restore(self) -> None:
+        return
+
+    def start(self, plan: RunPlan, method: nn.Module) -> None:
+        return
+
+    def report(self, metrics: Mapping[str, float], saved: Callable[[], None] | None) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class PlanNote(_Part):
+    """Leaves a note in the run folder for the driver, which watches it from another process."""
+
+    def __init__(self, folder: Path, *, label: str) -> None:
+        self.folder, self.label = folder, label
+
+    def start(self, plan: RunPlan, method: nn.Module) -> None:
+        if rank() == 0:
+            write_plan(self.folder, plan, label=self.label)
+
+
+class TrackerFeed(_Part):
+    """Rank 0 hands the metrics to the trackers."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self.trackers = trackers
+
+    def start(self, plan: RunPlan, method: nn.Module) -> None:
+        if rank() == 0:
+            for tracker in self.trackers:
+                tracker.start(plan)
+
+    def report(self, metrics: Mapping[str, float], saved: Callable[[], None] | None) -> None:
+        if rank() == 0:
+            for tracker in self.trackers:
+                tracker.log(metrics)
+
+    def close(self) -> None:
+        if rank() == 0:
+            for tracker in self.trackers:
+                tracker.close()
+
+
+class StorageCopy(_Part):
+    """Copies the run folder to and from the storage, if the run has one; without a `mirror` it does nothing.
 
     `leads_machine` is true for one rank of every machine: the one that copies from the storage.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        label: str = "",
-        trackers: Sequence[Tracker] = (),
-        mirror: Mirror | None = None,
-        leads_machine: bool = True,
-        device: torch.device | None = None,
-        progress: bool = True,
-    ) -> None:
-        super().__init__(folder, device=device, progress=progress)
-        self.label = label
-        self.trackers = list(trackers) if self.rank == 0 else []
-        self.mirror = mirror
-        self.leads_machine = leads_machine
+    def __init__(self, mirror: Mirror | None, *, leads_machine: bool = True) -> None:
+        self.mirror, self.leads_machine = mirror, leads_machine
         self._pushing: threading.Thread | None = None
 
-    def restore(self) -> dict[str, Any] | None:
-        self.fetch()
-        return super().restore()
-
-    def fetch(self) -> None:
-        """Bring what is in the storage, if the run has one, to the machines of all ranks."""
-        if self.mirror is not None and self.rank == 0:
+    def restore(self) -> None:
+        """Bring what is in the storage to the machines of all ranks."""
+        if self.mirror is not None and rank() == 0:
             self.mirror.pull()
         self.share()
 
@@ -54,50 +110,70 @@ class ProcessRuntime(LocalRuntime):
         """Bring rank 0's run folder to the other machines, by way of the storage: one rank on each takes it."""
         if self.mirror is None:
             return
-        if self.rank == 0:
-            self.mirror.push()
-        self._wait_for_all()
-        if self.leads_machine and self.rank != 0:
+        self.push()
+        _wait_for_all()
+        if self.leads_machine and rank() != 0:
             self.mirror.pull()
-        self._wait_for_all()
+        _wait_for_all()
 
-    def _wait_for_all(self) -> None:
-        if self.world_size > 1:
-            dist.barrier()
+    def push(self) -> None:
+        """Copy rank 0's run folder to the storage."""
+        if self.mirror is not None and rank() == 0:
+            self.mirror.push()
 
-    def start(self, plan: RunPlan) -> None:
-        super().start(plan)
-        if self.rank == 0:
-            write_plan(self.folder, plan, label=self.label)
-        for tracker in self.trackers:
-            tracker.start(plan)
-
-    def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
-        super().report(metrics, save)
-        for tracker in self.trackers:
-            tracker.log(metrics)
-        if save is not None and self.mirror is not None and self.rank == 0:
-            self._push_later()
-
-    def _push_later(self) -> None:
-        """Copy to the storage in the background; a copy that is still under way takes the newest along next time."""
+    def report(self, metrics: Mapping[str, float], saved: Callable[[], None] | None) -> None:
+        """Push in the background after a checkpoint; one that comes while a push is under way waits for the next."""
+        if saved is None or self.mirror is None or rank() != 0:
+            return
         if self._pushing is None or not self._pushing.is_alive():
-            self._pushing = threading.Thread(target=self._push, name="storage", daemon=True)
+            self._pushing = threading.Thread(target=self._push_when, args=(saved,), name="storage", daemon=True)
             self._pushing.start()
 
-    def _push(self) -> None:
-        assert self.mirror is not None
-        self.checkpoints.wait()
+    def _push_when(self, saved: Callable[[], None]) -> None:
+        saved()
         try:
-            self.mirror.push()
+            self.push()
         except RunError as error:  # the next checkpoint takes along what is missing
             warnings.warn(str(error), UserWarning, stacklevel=2)
 
     def close(self) -> None:
-        for tracker in self.trackers:
-            tracker.close()
-        super().close()
         if self._pushing is not None:
             self._pushing.join()
-        if self.mirror is not None and self.rank == 0:
-            self.mirror.push()
+        self.push()
+
+
+def _wait_for_all() -> None:
+    if world_size() > 1:
+        dist.barrier()
+
+
+class RayReport(_Part):
+    """Reports to Ray Train the metrics of a step where a checkpoint is due; each report waits for Ray's next poll.
+
+    `measure`, if given, is called on every rank with the method, and what it returns is reported beside the metrics:
+    that is how a search learns how good a trial is.
+    """
+
+    def __init__(self, measure: Measure | None = None) -> None:
+        self.measure = measure
+        self._method: nn.Module | None = None
+        self._total_steps = 0
+
+    def start(self, plan: RunPlan, method: nn.Module) -> None:
+        self._method, self._total_steps = method, plan.total_steps
+
+    def report(self, metrics: Mapping[str, float], saved: Callable[[], None] | None) -> None:
+        import ray.train
+
+        if saved is None or metrics["step"] >= self._total_steps:
+            return  # the end is told by the results: a search must not stop a trial that only has to be evaluated
+        measured = self.measure(self._method) if self.measure is not None and self._method is not None else {}
+        ray.train.report({**metrics, **measured})
+
+
+def worker_device() -> torch.device:
+    """The device that Ray gave this worker."""
+    import ray.train.torch
+
+    device = ray.train.torch.get_device()
+    return device if isinstance(device, torch.device) else torch.device(device)

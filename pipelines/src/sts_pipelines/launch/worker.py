@@ -13,35 +13,45 @@ import torch.distributed as dist
 from sts_core.distributed import rank
 from sts_core.errors import StsError
 from sts_core.files import write_atomically
-from sts_methods.training.loop import fit
+from sts_methods import LocalRuntime, fit
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.evaluation.bank import evaluate_bank
 from sts_pipelines.evaluation.evaluator import evaluate_run, measure_corruptions, measure_of
-from sts_pipelines.launch.job import Job, run_lock
-from sts_pipelines.launch.runtime import ProcessRuntime
+from sts_pipelines.launch.job import Job, run_lock, write_config
+from sts_pipelines.launch.runtime import RayReport, StorageCopy, build_runtime, worker_device
 from sts_pipelines.launch.storage import mirror_of
-from sts_pipelines.launch.trackers import build_trackers
 
 
-def _surroundings(job: Job) -> dict[str, Any]:
-    """What a runtime is given besides its folder."""
-    storage = mirror_of(job.pipeline.cluster.storage_path, job.folder)
-    return {"label": job.label, "trackers": build_trackers(job.pipeline, job.folder), "mirror": storage}
-
-
-def train_job(job: Job, runtime: ProcessRuntime) -> None:
+def train_job(job: Job, runtime: LocalRuntime, storage: StorageCopy) -> None:
     """Train, save the backbones and evaluate: what every rank does for a job, in process or on Ray."""
     with run_lock(job.folder) if runtime.rank == 0 else contextlib.nullcontext():
         if job.train:
             fit(job.pipeline.training, runtime)
-            runtime.share()
+            storage.share()
         else:
-            runtime.fetch()
+            storage.restore()
         evaluate_run(job.folder, job.pipeline, device=runtime.device)
         if job.bank_folder is not None:
             evaluate_bank(job.folder, job.pipeline, job.bank_folder, device=runtime.device)
-        if runtime.mirror is not None and runtime.rank == 0:
-            runtime.mirror.push()
+        storage.push()
+
+
+def train_in_process(job: Job) -> None:
+    """`train_job` in this process, without Ray."""
+    storage = StorageCopy(mirror_of(job.pipeline.cluster.storage_path, job.folder))
+    train_job(job, build_runtime(job, storage), storage)
+
+
+def _train_on_ray(job: Job, *, metric: str | None) -> None:
+    """`train_job` in a worker of Ray Train; `metric` is measured and reported with every checkpoint."""
+    import ray.train
+
+    if rank() == 0:
+        write_config(job)  # this machine need not be the driver's
+    leads_machine = ray.train.get_context().get_local_rank() == 0
+    storage = StorageCopy(mirror_of(job.pipeline.cluster.storage_path, job.folder), leads_machine=leads_machine)
+    report = RayReport(None if metric is None else measure_of(job.pipeline, metric))
+    train_job(job, build_runtime(job, storage, also=[report], device=worker_device(), progress=False), storage)
 
 
 def share_corruptions(jobs: Sequence[Job], *, device: torch.device) -> None:
@@ -55,13 +65,11 @@ def share_corruptions(jobs: Sequence[Job], *, device: torch.device) -> None:
 
 
 def worker(config: dict[str, Any]) -> dict[str, Any]:
-    """What every Ray Train worker runs; returns an error that no restart can cure instead of raising it twice.
+    """What every Ray Train worker runs; returns an error that a restart would only meet again.
 
     A worker that raises makes Ray restart the group, which is right for a lost machine and pointless for a wrong path
     or a diverged loss. So such an error is noted in the run folder, and the restarted group hands it over and ends.
     """
-    from sts_pipelines.launch.ray_runtime import RayRuntime, worker_device
-
     logging.getLogger().setLevel(logging.WARNING)  # Ray logs a line for every report otherwise
     note = Path(config["note"])
     noted = _first_of_all_ranks(note.read_text() if note.exists() else None)
@@ -71,8 +79,7 @@ def worker(config: dict[str, Any]) -> dict[str, Any]:
         jobs = [Job.from_plain(plain) for plain in config["jobs"]]
         share_corruptions(jobs, device=worker_device())
         for job in jobs:
-            measure = None if config["measure"] is None else measure_of(job.pipeline, config["measure"])
-            train_job(job, RayRuntime(job.folder, **_surroundings(job), measure=measure))
+            _train_on_ray(job, metric=config["measure"])
     except StsError as error:
         write_atomically(note, json.dumps({"error": str(error)}))
         raise

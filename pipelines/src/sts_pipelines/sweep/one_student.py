@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sts_core.files import write_atomically
 from sts_methods.runs.checkpoint import CheckpointStore
-from sts_pipelines.config.pipeline import SweepConfig
+from sts_pipelines.config.pipeline import SweepConfig, plain_of
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job
 from sts_pipelines.sweep.outcomes import forget_errors, note_error
@@ -28,9 +28,8 @@ def train_one_student(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) 
     forget_errors(folder / cell.name for cell in cells)
     launch([job], name=student.run_name, folder=job.folder)
     _check_applied(job, cells, folder)
-    config = json.loads((job.folder / "config.json").read_text())
-    for cell in cells:
-        own = config | {"bank": {}, "smoothing": config["bank"][cell.name]}
+    for cell in cells:  # as JSON: a folder with a config.yaml is a run that can be evaluated again
+        own = plain_of(pipeline.with_smoothing(f"{pipeline.name}-{cell.name}", cell.smoothing))
         write_atomically(folder / cell.name / "config.json", json.dumps(own, indent=1) + "\n")
 
 

@@ -4,7 +4,7 @@ import atexit
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -72,6 +72,30 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Finish pending writes; no report follows."""
+        ...
+
+
+class RunListener(Protocol):
+    """What else happens during a run: part of a `LocalRuntime`, which calls it on every rank, in this order.
+
+    `restore` before the run folder is read; `start` and every `report` after the runtime has written its own files;
+    `close` when the last checkpoint is on disk. Several listeners are called in the order in which they were given.
+    """
+
+    def restore(self) -> None:
+        """The run folder is about to be searched for a checkpoint."""
+        ...
+
+    def start(self, plan: RunPlan, method: nn.Module) -> None:
+        """`method`, not wrapped for several ranks, is about to take the first step of `plan`."""
+        ...
+
+    def report(self, metrics: Mapping[str, float], saved: Callable[[], None] | None) -> None:
+        """The metrics of a step. Where a checkpoint was handed over, `saved` waits until it is on disk."""
+        ...
+
+    def close(self) -> None:
+        """No report follows."""
         ...
 
 
@@ -144,7 +168,8 @@ class LocalRuntime:
         checkpoints/step-00000123/  the last few
         teacher.safetensors, student.safetensors (+ .json) at the end
 
-    Calling `fit` again with the same folder carries on from the newest intact checkpoint.
+    Calling `fit` again with the same folder carries on from the newest intact checkpoint. `listeners` take part in the
+    run; `write_config=False` is for a caller that writes the config itself.
     """
 
     def __init__(
@@ -154,6 +179,8 @@ class LocalRuntime:
         device: torch.device | str | None = None,
         progress: bool = True,
         stream: TextIO | None = None,
+        write_config: bool = True,
+        listeners: Sequence[RunListener] = (),
     ) -> None:
         join_process_group()
         self.folder = Path(folder)
@@ -161,14 +188,19 @@ class LocalRuntime:
         self.device = torch.device(device) if device is not None else default_device()
         self.log = MetricsLog(self.folder / "metrics.jsonl")
         self.checkpoints = CheckpointStore(self.folder / "checkpoints")
-        self._show_progress, self._stream = progress, stream
+        self.listeners = tuple(listeners)
+        self._write_config, self._show_progress, self._stream = write_config, progress, stream
         self._display: ProgressDisplay | None = None
+        self._method: nn.Module | None = None
 
     def wrap(self, module: nn.Module) -> nn.Module:
+        self._method = module
         return distribute(module)
 
     def restore(self) -> dict[str, Any] | None:
         """The newest intact checkpoint; rank 0 chooses, so that a damaged one cannot split the group."""
+        for listener in self.listeners:
+            listener.restore()
         step = self.checkpoints.newest_intact() if self.rank == 0 else None
         if self.world_size > 1:
             chosen = [step]
@@ -177,9 +209,15 @@ class LocalRuntime:
         return None if step is None else read_checkpoint(self.checkpoints.path(step))
 
     def start(self, plan: RunPlan) -> None:
-        if self.rank != 0:
-            return
-        write_atomically(self.folder / "config.json", json.dumps(plan.config, indent=1) + "\n")
+        if self.rank == 0:
+            self._open(plan)
+        assert self._method is not None, "wrap comes before start"
+        for listener in self.listeners:
+            listener.start(plan, self._method)
+
+    def _open(self, plan: RunPlan) -> None:
+        if self._write_config:
+            write_atomically(self.folder / "config.json", json.dumps(plan.config, indent=1) + "\n")
         self.log.truncate(after_step=plan.first_step)
         self.checkpoints.keep = plan.keep_checkpoints
         if self._show_progress:
@@ -188,18 +226,23 @@ class LocalRuntime:
             )
 
     def report(self, metrics: Mapping[str, float], save: Callable[[], dict[str, Any]] | None = None) -> None:
-        if self.rank != 0:
-            return
-        self.log.append(metrics)
-        if save is not None:
-            self.checkpoints.save(int(metrics["step"]), save())
-        if self._display is not None:
-            self._display.show(metrics)
+        if self.rank == 0:
+            self.log.append(metrics)
+            if save is not None:
+                self.checkpoints.save(int(metrics["step"]), save())
+            if self._display is not None:
+                self._display.show(metrics)
+        for listener in self.listeners:
+            listener.report(metrics, None if save is None else self.checkpoints.wait)
 
     def close(self) -> None:
         if self._display is not None:
             self._display.close()
-        self.checkpoints.close()
+        try:
+            self.checkpoints.close()
+        finally:
+            for listener in self.listeners:
+                listener.close()
 
 
 def default_device() -> torch.device:

@@ -1,0 +1,71 @@
+"""What a runtime tells those who listen to a run, and in which order."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from sts_methods import LocalRuntime, RunPlan
+from sts_methods.runs.checkpoint import CheckpointError
+from tests.methods.training import tiny_training as tiny
+
+
+class Notes:
+    """A listener that writes down what it was told, and what it found in the run folder then."""
+
+    def __init__(self, folder: Path, heard: list[str], name: str = "") -> None:
+        self.folder, self.heard, self.name = folder, heard, name
+        self.method: nn.Module | None = None
+
+    def restore(self) -> None:
+        self.heard.append(f"{self.name}restore")
+
+    def start(self, plan: RunPlan, method: nn.Module) -> None:
+        self.method = method
+        written = " after config.json" if (self.folder / "config.json").is_file() else ""
+        self.heard.append(f"{self.name}start at {plan.first_step}{written}")
+
+    def report(self, metrics: Mapping[str, float], saved: Callable[[], None] | None) -> None:
+        checkpoint = self.folder / "checkpoints" / f"step-{int(metrics['step']):08d}"
+        if saved is not None:
+            saved()
+            assert checkpoint.is_dir()
+        self.heard.append(f"{self.name}{'saved' if saved else 'logged'} {int(metrics['step'])}")
+
+    def close(self) -> None:
+        self.heard.append(f"{self.name}close")
+
+
+def test_listeners_hear_of_a_run_in_order_and_after_its_files_are_written(tmp_path: Path) -> None:
+    heard: list[str] = []
+    config = tiny.tiny_config(steps=2, log_every_steps=1, checkpoint_every_steps=2)
+    notes = Notes(tmp_path, heard)
+    result = tiny.tiny_fit(config, LocalRuntime(tmp_path, progress=False, listeners=[notes]))
+    assert heard == ["restore", "start at 0 after config.json", "logged 1", "saved 2", "close"]
+    assert notes.method is result.method
+
+
+def test_several_listeners_hear_everything_in_the_order_they_were_given(tmp_path: Path) -> None:
+    heard: list[str] = []
+    pair = [Notes(tmp_path, heard, "first "), Notes(tmp_path, heard, "second ")]
+    config = tiny.tiny_config(steps=1)
+    tiny.tiny_fit(config, LocalRuntime(tmp_path, progress=False, write_config=False, listeners=pair))
+    expected = ["restore", "start at 0", "saved 1", "close"]
+    assert heard == [f"{name} {event}" for event in expected for name in ("first", "second")]
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_listeners_are_closed_even_when_the_last_checkpoint_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    runtime = LocalRuntime(tmp_path, progress=False, listeners=[Notes(tmp_path, heard)])
+
+    def failing() -> None:
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr(runtime.checkpoints, "close", failing)
+    with pytest.raises(CheckpointError, match="full"):
+        runtime.close()
+    assert heard == ["close"]
