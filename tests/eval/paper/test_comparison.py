@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from sts_eval import (
 )
 from sts_eval.corruptions.benchmark import MAIN_CORRUPTIONS, SEVERITIES
 from sts_eval.intervals import estimate, t_quantile
+from sts_eval.paper.comparison import with_conditions
 from sts_eval.paper.numbers import PUBLISHED
 from sts_eval.paper.rows import ROWS, describe_training, rows_of
 
@@ -47,7 +49,8 @@ IMAGENET = {
 def linear(value, **changes):
     entry = {"evaluation": "linear", "network": "teacher", "metric": "top1", "value": value, "which": "best"}
     protocol = json.loads(json.dumps(byol_protocol().__dict__))  # as it comes back from results.json
-    return entry | {"protocol": protocol, "num_train": 1_281_167, "num_test": 50_000} | changes
+    fed = {"num_train": 1_281_167, "num_test": 50_000, "cropped_from": "whole images"}
+    return entry | {"protocol": protocol, **fed} | changes
 
 
 def runs(values, conditions=IMAGENET, **changes):
@@ -196,6 +199,7 @@ def corrupted(
     smoothing, seed, value, source="released folders", cells=MAIN_CORRUPTIONS, severities=SEVERITIES, **changes
 ):
     entry = {"evaluation": "imagenet-c", "network": "teacher", "metric": "top1", "which": "last"}
+    entry["cropped_from"] = "whole images"
     entry |= {"value": value, "num_images": 50_000, "source": {"source": source}, "severities": list(severities)}
     entry |= {"protocol": linear(0.0)["protocol"]}
     entry |= {"cells": dict.fromkeys(cells, [value] * len(severities)), "num_main_cells": len(cells) * len(severities)}
@@ -424,3 +428,30 @@ def test_a_comparison_is_one_line_of_text():
     assert str(first).startswith("effect-of-sts / BYOL STS / top-1: paper 72.7, ours 72.50 ± ")
     with pytest.raises(ConfigError):
         comparison_table([])
+
+
+def test_a_diverged_training_may_not_stand_beside_the_paper():
+    (run,) = runs([72.6])
+    for loss, diverged in ((0.5, False), (math.nan, True)):
+        known = with_conditions(run, {}, [{"step": 1, "loss": 1.0}, {"step": 2, "loss": loss}])
+        obstacles = compare_with_paper([known])[0].obstacles
+        assert obstacles == (("the training diverged",) if diverged else ())
+
+
+def test_a_diverged_probe_may_not_stand_beside_the_paper():
+    (first, *_) = compare_with_paper(runs([72.6], diverged=True))
+    assert first.obstacles == ("the linear classifier diverged",)
+
+
+@pytest.mark.parametrize("fed", ["tensors of side 224", None])
+def test_a_probe_fed_centre_crops_where_the_protocol_augments_may_not_stand_beside_the_paper(fed):
+    (first, *_) = compare_with_paper(runs([72.6], cropped_from=fed or "unknown images"))
+    assert first.obstacles == (f"random crops of {fed or 'unknown images'} instead of whole images",)
+
+
+def test_the_best_of_80_may_not_stand_beside_the_best_of_8():
+    often = json.loads(json.dumps(byol_protocol(evaluate_every_epochs=1).__dict__))
+    (best, *_) = compare_with_paper(runs([72.6], protocol=often))
+    (last, *_) = compare_with_paper(runs([72.6], protocol=often, which="last"))
+    assert best.obstacles == ("best of 80 evaluations instead of best of 8 evaluations",)
+    assert last.may_stand

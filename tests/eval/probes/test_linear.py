@@ -208,6 +208,8 @@ def test_the_augmented_probe_sees_fresh_crops_and_leaves_the_backbone_alone(digi
     assert linear_probe(*digit_images, config, backbone=network) == result
     plain = linear_probe(*digit_images, replace(config, augment=False), backbone=network)
     assert plain.heads != result.heads
+    assert {entry["cropped_from"] for entry in result.entries("teacher")} == {"tensors of side 8"}
+    assert "cropped_from" not in plain.entries("teacher")[0]
     assert result.last[1] > 15.0  # chance is 10
 
 
@@ -227,7 +229,8 @@ def test_the_augmented_probe_takes_images_from_folders(tmp_path):
     backbone = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     train, test = image_folder(tmp_path / "train", image_size=None), image_folder(tmp_path / "val", image_size=16)
     config = moco_protocol(learning_rates=(1.0,), epochs=3, batch_size=4)
-    assert linear_probe(train, test, config, backbone=backbone).last == {1: 100.0}
+    result = linear_probe(train, test, config, backbone=backbone)
+    assert (result.last, result.cropped_from) == ({1: 100.0}, "whole images")
 
 
 def test_entries_name_network_metric_and_which(digit_features):

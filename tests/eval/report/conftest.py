@@ -66,6 +66,7 @@ def corruption_result(name: str, shift: float) -> CorruptionResult:
         num_images=NUM_IMAGES,
         num_classes=1000,
         images="same",
+        source={"source": "released folders"},
         outcomes=outcomes,
     )
 

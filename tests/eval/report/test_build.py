@@ -109,6 +109,7 @@ def test_a_run_of_the_papers_recipe_as_pipelines_write_it_may_stand_beside_the_p
     (folder / "config.json").write_text(json.dumps(config))
     entry = {"evaluation": "linear", "network": "teacher", "metric": "top1", "which": "best", "value": 72.6}
     entry |= {"num_train": 1_281_167, "num_test": 50_000, "protocol": asdict(byol_protocol())}
+    entry |= {"cropped_from": "whole images"}
     add_entries(folder, [entry])
     assert rows_of(table_of(build_report(read_runs([folder])), "paper"))[0][-1] == "yes"
 

@@ -1,7 +1,9 @@
 """What a report may not suggest: each test is a number that once looked better than it was."""
 
+import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +122,42 @@ def test_differences_are_paired_by_seed_or_welchs() -> None:
     assert low <= expected.low < expected.high <= high  # degrees of freedom rounded down: a little wider
     assert high - low < 1.05 * (expected.high - expected.low)
     assert difference({0: 1.0}, {0: 0.5}).low is None
+
+
+def corrupted(make_run: MakeRun, name: str, shift: float, source: dict[str, Any], **settings: Any) -> Path:
+    folder = make_run(name, shift=shift, metrics=False, **settings)
+    file = folder / "results.json"
+    results = json.loads(file.read_text())
+    results["entries"][-1] |= {"source": source, "num_classes": 10 if source["source"] == "generated" else 1000}
+    file.write_text(json.dumps(results))
+    config = json.loads((folder / "config.json").read_text())
+    config["data"]["dataset"] = "cifar10" if source["source"] == "generated" else "imagenet"
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_generated_corruptions_of_another_dataset_are_not_called_imagenet_c(make_run: MakeRun) -> None:
+    runs = [corrupted(make_run, name, p / 20, {"source": "generated"}, p=p) for name, p in (("tma", 0.0), ("sts", 0.7))]
+    report = build_report(read_runs(runs))
+    (section,) = [section for section in report.sections if section.anchor == "corruptions"]
+    text = to_markdown(replace(report, sections=[section]))
+    assert section.title == "Corrupted images"
+    assert "cifar10, generated, 40 images" in text
+    assert "The paper, for BYOL on ImageNet" not in text
+    released = [corrupted(make_run, "real", 0.0, {"source": "released folders"})]
+    assert "ImageNet-C, released, 40 images" in markdown_of(*released)
+
+
+def test_corruptions_are_compared_with_the_moving_averages_of_the_same_recipe(make_run: MakeRun) -> None:
+    other = corrupted(make_run, "other", 0.0, {"source": "generated"}, m=0.99)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"epochs": 7}))
+    make = partial(corrupted, make_run, source={"source": "generated"})
+    sts = make("sts", 0.05, m=0.99, p=0.7)
+    alone = markdown_of(other, sts)
+    assert "minus" not in alone
+    assert "Without a moving average of the same recipe: sts." in alone
+    text = markdown_of(other, sts, make("tma", 0.0, m=0.99), make("matched", 0.02, m=0.997))
+    assert "sts minus tma" in text
+    assert "sts minus matched" in text
+    assert "minus other" not in text

@@ -50,6 +50,9 @@ from sts_pipelines.evaluation.settings import (
 FEATURES, CELLS = ".features", ".imagenet-c"
 """Where a run folder keeps features and measured cells of ImageNet-C while it is evaluated."""
 
+PROBE_FACTS = ("protocol", "selected_on", "diverged", "cropped_from")
+"""What a result on corrupted images says of the linear classifier in front of it."""
+
 
 def evaluate_run(
     folder: Path,
@@ -222,7 +225,8 @@ class _Evaluator:
                 self.results.mkdir(parents=True, exist_ok=True)
                 result.save_outcomes(self.results / outcomes)
             entry = result.results_entry(network=network, outcomes=outcomes)  # type: ignore[arg-type]
-            entries.append({**entry, "protocol": to_dict(self.config.linear)})
+            (probe, *_) = self._probe(network).entries(network)
+            entries.append({**entry, **{name: probe[name] for name in PROBE_FACTS if name in probe}})
         return entries
 
     def _voc(self, network: str) -> Entries:

@@ -1,6 +1,7 @@
 """Our numbers beside the paper's, with their uncertainty, and whether they may stand there."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,6 +98,8 @@ def with_conditions(
             conditions["dataset"] = "imagenet"
         elif imagenet is None and "dataset" in conditions:
             conditions["dataset"] = UNKNOWN_FOLDER
+    if metrics and not math.isfinite(metrics[-1].get("loss") or 0.0):
+        conditions["training"] = "diverged"
     seed = results.seed if results.seed is not None else training_section(config).get("seed")
     return replace(results, seed=seed, conditions=conditions | dict(results.conditions))
 
@@ -187,6 +190,7 @@ def _columns(run: RunResults, entry: Mapping[str, Any]) -> list[tuple[PaperRow, 
 def _entry_obstacles(row: PaperRow, run: RunResults, entry: Mapping[str, Any]) -> list[str]:
     """Departures in the evaluation, as against those in training."""
     found = [] if entry["network"] == "teacher" else [f"network {entry['network']} instead of teacher"]
+    found += ["the training diverged"] if run.conditions.get("training") == "diverged" else []
     found += _other_data(entry)
     if row.evaluation == "linear":
         found += protocol_obstacles(str(run.conditions.get("method")), entry) + size_obstacles(entry)

@@ -197,7 +197,16 @@ def protocol_obstacles(method: str, entry: Mapping[str, Any]) -> list[str]:
     left, right = (json.loads(json.dumps(values)) for values in (entry["protocol"], paper))
     used = right if left.get("solver") == "sgd" else ("solver",)  # an exact solver has no learning rate or epochs
     names = [name for name in used if name not in INCIDENTAL and left.get(name) != right[name]]
-    return [f"linear {name} {left.get(name, 'unknown')} instead of {right[name]}" for name in names]
+    found = [f"linear {name} {left.get(name, 'unknown')} instead of {right[name]}" for name in names]
+    if entry.get("diverged"):
+        found.append("the linear classifier diverged")
+    if left.get("augment") and entry.get("cropped_from", "unknown") != "whole images":
+        found.append(f"random crops of {entry.get('cropped_from', 'unknown images')} instead of whole images")
+    every = "evaluate_every_epochs"
+    if entry.get("which") == "best" and left.get("solver") == "sgd" and left.get(every) != right[every]:
+        best = [f"best of {-(-paper['epochs'] // (side.get(every) or 1))} evaluations" for side in (left, right)]
+        found.append(" instead of ".join(best))
+    return found
 
 
 def size_obstacles(entry: Mapping[str, Any]) -> list[str]:

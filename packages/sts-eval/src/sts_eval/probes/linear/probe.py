@@ -44,6 +44,8 @@ class LinearProbeResult:
     config: LinearProbeConfig
     num_train: int
     num_test: int
+    cropped_from: str | None
+    """What the augmented probe cut its random crops from: `whole images` or `tensors of side N`; None without them."""
     classifier: nn.Module = field(compare=False, repr=False)
     """The chosen classifier after the last epoch, from features to logits."""
 
@@ -72,6 +74,7 @@ class LinearProbeResult:
             "diverged": head.diverged,
             "num_train": self.num_train,
             "num_test": self.num_test,
+            **({} if self.cropped_from is None else {"cropped_from": self.cropped_from}),
             "protocol": asdict(self.config),
         }
         return [
@@ -193,5 +196,5 @@ def _summary(
         chosen_by = float(run.accuracies[run.selected_on][-1][g, 0])
         heads.append(HeadResult(setting, at_last, at_best, run.epochs[best], chosen_by, diverged[g]))
     selected_on = run.selected_on if len(heads) > 1 else "single"
-    sizes = (source.num_rows, len(tested))
+    sizes = (source.num_rows, len(tested), source.cropped_from)
     return LinearProbeResult(tuple(heads), run.chosen, selected_on, config, *sizes, run.heads.classifier(run.chosen))

@@ -113,7 +113,8 @@ def moco_protocol(*, augment: bool = True, **changes: Any) -> LinearProbeConfig:
 def byol_protocol(*, augment: bool = True, batch_norm: bool = True, **changes: Any) -> LinearProbeConfig:
     """The paper's linear evaluation of BYOL: SGD, lr 0.2, 80 epochs, cosine, linear layer with BatchNorm1d behind.
 
-    `batch_norm=False` is the plain linear layer of BYOL's own authors.
+    `batch_norm=False` is the plain linear layer of BYOL's own authors. The released code normalises the 32 images of
+    each GPU by themselves and drops the last, smaller batch; here all 256 are normalised together and none is dropped.
     """
     # Spatial Ensemble's released evaluation: lr .2, 80 epochs, every 10 epochs evaluated and the best kept.
     values = {"learning_rates": (0.2,), "epochs": 80, "schedule": "cosine", "evaluate_every_epochs": 10}

@@ -32,6 +32,7 @@ class TrainingFeatures:
     labels: Tensor
     classes: tuple[str, ...] | None
     held_out: Features | None = None
+    cropped_from: str | None = None
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, int]]:
         """This process's share of each batch (features, labels), and the size of the whole batch."""
@@ -88,6 +89,8 @@ class AugmentedFeatures(TrainingFeatures):
         self.dataset, self.image_size, self.config, self.backbone = dataset, image_size, config, backbone
         self.num_rows, self.classes = len(dataset), class_names(dataset)
         self.num_features = backbone.num_features(self._samples(0))
+        first = dataset[0][0]  # tensors were cropped or resized before, which the published protocols do not do
+        self.cropped_from = f"tensors of side {first.shape[-1]}" if isinstance(first, Tensor) else "whole images"
         listed = labels_of(dataset)
         self.labels = self._read_labels() if listed is None else listed
 

@@ -1,4 +1,4 @@
-"""ImageNet-C in a report: curves over the severities, and what one run gains over another, corruption by corruption."""
+"""Corrupted images in a report: curves over severities, and what one run gains over another on each corruption."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -6,7 +6,7 @@ from typing import Any
 
 from sts_eval.corruptions.benchmark import ALL_CORRUPTIONS, EXTRA_CORRUPTIONS, GROUPS
 from sts_eval.corruptions.differences import CorruptionDifference, compare_corruptions
-from sts_eval.corruptions.results import NUM_MAIN_CELLS, CorruptionResult
+from sts_eval.corruptions.results import NUM_IMAGENET_CLASSES, NUM_MAIN_CELLS, CorruptionResult
 from sts_eval.paper.numbers import published
 from sts_eval.report.blocks import (
     Block,
@@ -21,28 +21,33 @@ from sts_eval.report.blocks import (
     percent,
 )
 from sts_eval.report.charts.svg import Bar, Series, bar_chart, dot_plot, line_chart
+from sts_eval.report.headline import networks_of
 from sts_eval.report.runs import Run, smoothing_kind
 from sts_eval.report.sections.figures import colours_of, legend_of
+from sts_eval.report.settings import control_key, key_of
 from sts_eval.results import text_of
 
 ALL_GROUPS = GROUPS | {"extra": EXTRA_CORRUPTIONS}
-NETWORKS = ("teacher", "student")
-MAX_PAIRS = 4
+IMAGENET_C = "ImageNet-C"
+MAX_PAIRS = 6
 """Comparisons that are drawn; more runs than these are in the tables only."""
 
 
 def corruption_section(runs: Sequence[Run], *, against_paper: bool) -> Section | None:
-    """Everything about ImageNet-C, for the runs whose teacher was evaluated on it, or if none was, their students."""
-    measured = {network: {run.name: e for run in runs if (e := _entry(run, network))} for network in NETWORKS}
-    network = next((name for name in NETWORKS if measured[name]), None)
+    """Everything about corrupted images, for the runs whose teacher saw them, or if none did, another network."""
+    networks = networks_of(entry for run in runs for entry in run.entries if entry["evaluation"] == "imagenet-c")
+    measured = {network: {run.name: e for run in runs if (e := _entry(run, network))} for network in networks}
+    network = next((name for name in networks if measured[name]), None)
     if network is None:
         return None
     kept = [run for run in runs if run.name in measured[network]]
     found = {run.name: _result(run, measured[network][run.name]) for run in kept}
-    blocks: list[Block] = [_summary(kept, found), _overview(kept, found, network)]
-    if network == "teacher" and (left := [name for name in measured["student"] if name not in found]):
+    images = {run.name: _images(run, measured[network][run.name], found[run.name]) for run in kept}
+    blocks: list[Block] = [_summary(kept, found, images), _overview(kept, found, network, colours_of(runs))]
+    if network == "teacher" and (left := [name for name in measured.get("student", ()) if name not in found]):
         blocks.append(Paragraph(f"Left out, since only their students were evaluated: {', '.join(left)}."))
-    if against_paper:
+    released = [name.startswith(IMAGENET_C) for name in images.values()]
+    if against_paper and any(released):
         gain, low, high = (
             published("text", "ImageNet-C", f"{what}, about").printed
             for what in ("mean gain over TMA", "smallest gain", "largest gain")
@@ -54,7 +59,17 @@ def corruption_section(runs: Sequence[Run], *, against_paper: bool) -> Section |
             )
         )
     seen = {run.name: _seen(found[run.name], measured[network][run.name]) for run in kept}
-    return Section("corruptions", "ImageNet-C", [*blocks, *_differences(kept, found, seen)])
+    title = IMAGENET_C if all(released) else "Corrupted images"
+    return Section("corruptions", title, [*blocks, *_differences(kept, found, seen)], "Corruptions")
+
+
+def _images(run: Run, entry: Mapping[str, Any], result: CorruptionResult) -> str:
+    """Which images were corrupted, by whom, and how many: `ImageNet-C, released, 50,000 images`."""
+    source = str(result.source.get("source", "of unknown origin"))
+    dataset = {**dict(run.section.get("data") or {}), **dict(entry.get("data") or {})}.get("dataset", "unknown dataset")
+    if source == "released folders" and result.num_classes == NUM_IMAGENET_CLASSES:
+        dataset = IMAGENET_C
+    return f"{dataset}, {source.removesuffix(' folders').removesuffix(' arrays')}, {result.num_images:,} images"
 
 
 def _entry(run: Run, network: str) -> Mapping[str, Any] | None:
@@ -69,9 +84,10 @@ def _result(run: Run, entry: Mapping[str, Any]) -> CorruptionResult:
     return result.with_outcomes(file) if file is not None and file.is_file() else result
 
 
-def _overview(runs: Sequence[Run], found: Mapping[str, CorruptionResult], network: str) -> Figure:
+def _overview(
+    runs: Sequence[Run], found: Mapping[str, CorruptionResult], network: str, colours: Mapping[str, int]
+) -> Figure:
     """Accuracy by severity (if there are several) and by corruption, all runs in one drawing each."""
-    colours = colours_of(runs)
     drawings = [("By corruption", _dots(runs, found, colours))]
     if max(len(result.severities) for result in found.values()) > 1:
         drawings.insert(0, ("By severity", _curve(runs, found, colours)))
@@ -110,7 +126,7 @@ def _dots(runs: Sequence[Run], found: Mapping[str, CorruptionResult], colours: M
     return dot_plot(plain, series, label="top-1 by corruption", x_label="top-1, %")
 
 
-def _summary(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Table:
+def _summary(runs: Sequence[Run], found: Mapping[str, CorruptionResult], images: Mapping[str, str]) -> Table:
     """The paper's mean, the mCE, and the means of the groups."""
     groups = [group for group in GROUPS if any(group in result.group_accuracies for result in found.values())]
     extra = any(result.extra_accuracies for result in found.values())
@@ -125,11 +141,11 @@ def _summary(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Tabl
             None if error is None else f"{error:.1f}",
         ]
         row += [percent(result.group_accuracies.get(group)) for group in groups]
-        rows.append([*row, *([percent(fmean(extras)) if extras else None] if extra else []), f"{result.num_images:,}"])
+        rows.append([*row, *([percent(fmean(extras)) if extras else None] if extra else []), images[run.name]])
     header = ["run", "mean", "cells", "mCE", *groups, *(["extra"] if extra else []), "images"]
     note = "Mean: top-1 over the cells of the main corruptions, in the paper all 75. "
     note += "mCE: by AlexNet's errors, for all of ImageNet-C only."
-    return numeric_table(header, rows, note=note)
+    return Table(header, rows, note=note, numeric=frozenset(range(1, len(header) - 1)))
 
 
 def _table(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Table:
@@ -149,19 +165,34 @@ def _table(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Table:
 def _differences(
     runs: Sequence[Run], found: Mapping[str, CorruptionResult], seen: Mapping[str, tuple[object, ...]]
 ) -> list[Block]:
-    """Each run minus the moving average (or minus the first run where there is none)."""
-    averages = [run for run in runs if run.smoothing is not None and smoothing_kind(run.smoothing) == "TMA"]
-    base = (averages or list(runs))[0]
-    others = [run for run in runs if run is not base]
-    alike = [run for run in others if seen[run.name] == seen[base.name]]
+    """Each run minus the moving averages of its own recipe: that of its m, and that of its m_eff."""
+    pairs = [(run, base) for run in runs for base in _bases(run, runs)]
+    alike = [(run, base) for run, base in pairs if seen[run.name] == seen[base.name]]
     blocks: list[Block] = [
-        _difference_figure(compare_corruptions(found[run.name], found[base.name])) for run in alike[:MAX_PAIRS]
+        _difference_figure(compare_corruptions(found[run.name], found[base.name])) for run, base in alike[:MAX_PAIRS]
     ]
-    if unlike := [run.name for run in others if run not in alike]:
-        names = ", ".join(unlike)
-        reason = "which saw other images or other cells, or has another probe"
-        blocks.append(Paragraph(f"Not compared with {base.name}, {reason}: {names}."))
+    reason = "which saw other images or other cells, or has another probe"
+    for base in dict.fromkeys(base.name for pair in pairs if pair not in alike for base in pair[1:]):
+        unlike = [run.name for run, other in pairs if other.name == base and (run, other) not in alike]
+        blocks.append(Paragraph(f"Not compared with {base}, {reason}: {', '.join(unlike)}."))
+    spatial = [run for run in runs if control_key(run) is not None]
+    if alone := [run.name for run in spatial if not any(run is first for first, _ in pairs)]:
+        blocks.append(Paragraph(f"Without a moving average of the same recipe: {', '.join(alone)}."))
     return blocks
+
+
+def _bases(run: Run, runs: Sequence[Run]) -> list[Run]:
+    """The moving averages that a run is held against: of the same recipe and, where there is one, the same seed."""
+    if run.smoothing is None:  # nothing is known of any recipe: the first run
+        return [runs[0]] if run is not runs[0] and not any(other.config for other in runs) else []
+    if smoothing_kind(run.smoothing) == "TMA":
+        return []
+    averages = [r for r in runs if r.recipe == run.recipe and r.smoothing and smoothing_kind(r.smoothing) == "TMA"]
+    averages.sort(key=lambda other: other.seed_key != run.seed_key)
+    usual = [other for other in averages if other.smoothing and other.smoothing.momentum == run.smoothing.momentum]
+    matched = [other for other in averages if key_of(other) == control_key(run)]
+    found = [*(usual or averages)[:1], *matched[:1]]
+    return list({other.name: other for other in found}.values())
 
 
 def _seen(result: CorruptionResult, entry: Mapping[str, Any]) -> tuple[object, ...]:
@@ -189,5 +220,6 @@ def _difference_figure(difference: CorruptionDifference) -> Figure:
     if mean.low is None:
         note = "No intervals: the outcomes of single images were not kept."
     else:
-        note = f"Whiskers: {difference.confidence:.0%} intervals by a paired bootstrap over images."
+        note = f"Whiskers: {difference.confidence:.0%} intervals by a paired bootstrap over images, of one run each: "
+        note += "they say nothing about other seeds."
     return Figure(caption, drawings, table=numeric_table(["", "difference"], rows), note=note)
