@@ -7,6 +7,7 @@ results are run. That also lets a grid be extended, and does without restoring T
 
 import itertools
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -113,8 +114,10 @@ def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
         import ray
         from ray import tune
 
-        from sts_pipelines.sweep.tune import Narrator, asha
+        from sts_pipelines.sweep.tune import Narrator, asha, no_exit_hook
 
+        # Nothing reads what Tune's loggers write, and the one for TensorBoard can wait for its queue for ever at exit.
+        os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # failures are told once, at the end
         if cluster.address is not None:
             concurrent = grid.max_concurrent or room(ray.cluster_resources(), cluster, trial_cpus=TRIAL_CPUS)
@@ -132,7 +135,8 @@ def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
             run_config=tune.RunConfig(name="tune", storage_path=str(folder), verbose=0, callbacks=[Narrator()]),
         )
         try:
-            tuner.fit()
+            with no_exit_hook():
+                tuner.fit()
         except (ray.exceptions.RayError, RuntimeError) as error:  # trials that fail do not raise: Ray itself has gone
             raise RunError(f"Ray stopped the sweep ({first_line(error)}): the same command goes on") from error
 

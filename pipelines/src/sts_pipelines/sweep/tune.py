@@ -1,10 +1,14 @@
-"""Tune's side of a sweep: telling what happens, and stopping the worse trials of a search early."""
+"""Tune's side of a sweep: telling what happens, stopping the worse trials of a search early, leaving nothing behind."""
 
+import atexit
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.tune import registry
 from ray.tune.schedulers import ASHAScheduler
 
 from sts_pipelines.config.pipeline import SweepConfig
@@ -42,3 +46,17 @@ def asha(recipe: SweepConfig) -> ASHAScheduler:
         reduction_factor=2,
         stop_last_trials=False,
     )
+
+
+@contextlib.contextmanager
+def no_exit_hook() -> Iterator[None]:
+    """Remove what Tune has registered in the cluster now, and not at the interpreter's exit, when the cluster is gone.
+
+    A sweep that fails or is interrupted only takes the hook back: its cluster may not answer any more.
+    """
+    try:
+        yield
+        registry._unregister_all()
+    finally:
+        atexit.unregister(registry._unregister_all)
+        registry._global_registry._atexit_handler_registered = False  # the next sweep registers, and removes, it anew
