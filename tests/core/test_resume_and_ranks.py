@@ -100,7 +100,8 @@ def _trained_teacher(rank: int, granularity: str) -> list[torch.Tensor]:
 
 
 def test_all_ranks_hold_bit_identical_teachers(tmp_path: Path) -> None:
-    mp.start_processes(_rank, args=(str(tmp_path),), nprocs=2, start_method="spawn")
+    # Daemons, or Python would wait for them at its exit when pytest's limit has ended the test.
+    mp.start_processes(_rank, args=(str(tmp_path),), nprocs=2, start_method="spawn", daemon=True)
     one, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     for granularity in GRANULARITIES:
         assert_same(one[granularity], other[granularity])

@@ -1,9 +1,10 @@
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import processes
 
 README = Path(__file__).parents[2] / "packages" / "sts-eval" / "README.md"
 
@@ -12,7 +13,7 @@ def test_the_examples_of_the_readme_run_and_print_what_they_say(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[:2]  # the others: test_report_readme.py
     printed = []
     for block in blocks:
-        done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = processes.run([sys.executable, "-c", block], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     found = re.match(r"20-NN ([\d.]+)   L-BFGS ([\d.]+)   BYOL's protocol ([\d.]+) \(best ([\d.]+)\)", printed[0])
@@ -30,7 +31,7 @@ def test_the_small_example_of_detection_runs(tmp_path):
     assert config in block
     short = block.replace(config, "replace(narrow_config(root, iterations=1), precise_bn_iterations=0)")
     short = f"from dataclasses import replace\n{short}print(result.backend, result.matched_tensors)"
-    done = subprocess.run([sys.executable, "-c", short], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = processes.run([sys.executable, "-c", short], cwd=tmp_path)
     assert done.stdout.split() == ["torchvision", "318"], done.stderr
 
 

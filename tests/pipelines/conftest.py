@@ -13,6 +13,7 @@ from PIL import Image
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.config.pipeline import ClusterConfig, PipelineConfig
 from sts_pipelines.launch import cluster
+from tests import processes
 
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
 cluster.prepare_environment(local=True)
@@ -55,30 +56,7 @@ def tiny(tmp_path: Path) -> Callable[..., PipelineConfig]:
     return build
 
 
-def descendants(root: int) -> dict[int, str]:
-    """Process ids below `root` with their command lines, read from /proc."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if fields[0] != "Z":
-                    parents[int(entry.name)] = int(fields[1])
-            except (OSError, IndexError):
-                continue  # it ended while we looked
-    found: dict[int, str] = {}
-    frontier = {root}
-    while frontier:
-        frontier = {child for child, parent in parents.items() if parent in frontier}
-        for child in frontier:
-            try:
-                found[child] = (Path("/proc") / str(child) / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
-    return found
-
-
 @pytest.fixture
 def processes_below() -> Callable[[int], dict[int, str]]:
     """All processes that descend from a process, with their command lines."""
-    return descendants
+    return processes.descendants

@@ -8,7 +8,7 @@ import pytest
 
 from sts_pipelines.cli.main import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 SHORTER = ["--steps", "1", "--log-every-steps", "1", "--cluster.num-workers", "0"]
 SMALLER = ["--epochs", "null", "--global-batch-size", "8", "--data.num-workers", "0", "--evaluation.after-training", ""]

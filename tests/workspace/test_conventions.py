@@ -1,11 +1,13 @@
 """What holds for the whole repository."""
 
+import ast
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = [ROOT / "packages/sts-core", ROOT / "packages/sts-methods", ROOT / "packages/sts-eval", ROOT / "pipelines"]
@@ -33,7 +35,7 @@ def test_a_package_has_its_readme_changelog_and_types(folder: Path) -> None:
 
 
 def tracked() -> list[Path]:
-    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listing = processes.run(["git", "ls-files"], cwd=ROOT)
     if listing.returncode:
         pytest.skip("not a git checkout")
     return [ROOT / name for name in listing.stdout.splitlines() if (ROOT / name).exists()]
@@ -53,8 +55,6 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 
 
 def test_every_test_function_asserts() -> None:
-    import ast
-
     words = ("assert", "raises", "warns")
     silent = []
     for file in tracked():
@@ -64,3 +64,32 @@ def test_every_test_function_asserts() -> None:
                 if named and not any(word in ast.unparse(node) for word in words):
                     silent.append(f"{file.name}:{node.lineno}")
     assert not silent
+
+
+def test_tests_start_and_await_processes_in_the_one_way_that_ends_them() -> None:
+    found = []
+    for file in tracked():
+        if file.suffix == ".py" and (ROOT / "tests") in file.parents:
+            for node in ast.walk(ast.parse(file.read_text())):
+                own = file.name != "processes.py" and (_imports_subprocess(node) or _polls_in_a_loop(node))
+                if own or _waits_for_ever(node):
+                    found.append(f"{file.name}:{node.lineno}: use tests/workspace/processes.py, or give a timeout")
+    assert not found
+
+
+def _imports_subprocess(node: ast.AST) -> bool:
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    return "subprocess" in names or (isinstance(node, ast.ImportFrom) and node.module == "subprocess")
+
+
+def _polls_in_a_loop(node: ast.AST) -> bool:
+    return isinstance(node, ast.While) and ".poll()" in ast.unparse(node)
+
+
+def _waits_for_ever(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    name, receiver = node.func.attr, ast.unparse(node.func.value)
+    limited = any(keyword.arg == "timeout" for keyword in node.keywords) or (name == "wait" and bool(node.args))
+    waits = name in ("wait", "communicate", "check_call", "check_output") or f"{receiver}.{name}" == "subprocess.run"
+    return waits and not limited and receiver != "store"  # a checkpoint store waits for its own thread

@@ -2,12 +2,13 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
@@ -34,8 +35,7 @@ def run(*command: object, cwd: Path = ROOT) -> str:
     """The command's output; a failure shows what it printed."""
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "UV_COMPILE_BYTECODE")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
-    arguments = [str(word) for word in command]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+    done = processes.run(command, cwd=cwd, env=environment)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

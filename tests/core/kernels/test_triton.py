@@ -2,7 +2,6 @@
 
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,16 @@ from sts_core.config import Granularity
 from sts_core.errors import ConfigError
 from sts_core.kernels import triton
 from sts_core.kernels.interface import Kernel, Pair, Rule
+from tests import processes
 
 pytest.importorskip("triton", reason="this torch build brings no Triton")
 
 CHECKS = Path(__file__).with_name("triton_checks.py")
 
 
-def run_checks(**environment: str) -> subprocess.CompletedProcess[str]:
+def run_checks(**environment: str) -> processes.Finished:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CHECKS)]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    return processes.run(command, env=os.environ | environment)
 
 
 def test_the_kernels_pass_all_checks_in_tritons_interpreter() -> None:

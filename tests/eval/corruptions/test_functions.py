@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import subprocess
 import sys
 from typing import Any
 
@@ -18,6 +17,7 @@ from sts_eval.corruptions.benchmark import (
     SEVERITY_PARAMETERS,
 )
 from sts_eval.corruptions.functions import corrupt_image, corruption_key, elastic_transform
+from tests import processes
 
 pytest.importorskip("imagecorruptions", reason="generating corruptions needs the extra sts-eval[corruptions]")
 
@@ -152,7 +152,7 @@ def test_keys_differ_between_image_corruption_severity_and_seed_and_agree_betwee
     keys = [corruption_key(*a) for a in (*arguments, (0, "a/1", "fog", 2))]
     assert len(set(keys)) == 5
     code = "from sts_eval.corruptions.functions import corruption_key as k; print(k(0, 'a/1', 'fog', 1))"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    printed = processes.run([sys.executable, "-c", code]).stdout
     assert int(printed) == keys[0]
 
 

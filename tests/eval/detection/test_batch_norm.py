@@ -1,6 +1,5 @@
 """Batch norm over workers whose images differ in size: every worker counts the same, as in the recipe."""
 
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ from torch import nn
 
 from sts_eval.detection.backends.batch_norm import CrossRankBatchNorm2d
 from sts_eval.detection.backends.detectron2 import detectron2_is_installed
+from tests import processes
 
 SIZES = ((2, 3, 4, 6), (1, 3, 9, 5))
 WORKER = """
@@ -48,7 +48,7 @@ def test_each_worker_has_the_same_weight_in_statistics_and_gradients(tmp_path, l
         layer.bias.copy_(torch.randn(3, generator=generator))
     torch.save({"inputs": inputs, "weights": weights, "layer": layer.state_dict()}, tmp_path / "given.pt")
     command = [sys.executable, "-c", WORKER, str(tmp_path)]
-    processes = [subprocess.Popen([*command, str(rank), *layer_class]) for rank in range(2)]
+    workers = [processes.Process([*command, rank, *layer_class]) for rank in range(2)]
 
     # The slow, obvious way, in one process: the loss is the sum over the workers.
     for x in inputs:
@@ -62,7 +62,8 @@ def test_each_worker_has_the_same_weight_in_statistics_and_gradients(tmp_path, l
     unbiased = count / (count - 1) if "sts_eval" in layer_class[0] else 1.0  # with several workers theirs is biased
     running = 0.9 * torch.ones(3) + 0.1 * variance.detach() * unbiased
 
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    processes.finish_all(workers)
+    assert [worker.returncode for worker in workers] == [0, 0]
     found = [torch.load(tmp_path / f"found-{rank}.pt", weights_only=True) for rank in range(2)]
     for rank, x in enumerate(inputs):
         torch.testing.assert_close(found[rank]["y"], expected[rank].detach(), rtol=1e-4, atol=1e-5)

@@ -167,7 +167,7 @@ def test_photographs_are_detected_in_alike_by_both_backends(photographs):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(900)
 def test_resnet50_at_its_real_size_detects_the_same_in_both_backends(photographs):
     config = DetectionConfig(data_root=str(photographs), score_threshold=0.02)
     ours, theirs = (detector.eval() for detector in both_detectors(config, ResNetShape()))

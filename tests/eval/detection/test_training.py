@@ -1,7 +1,6 @@
 """Training is a function of the config and the backbone: interrupted or not, with one worker or two."""
 
 import json
-import subprocess
 import sys
 from dataclasses import asdict, replace
 
@@ -22,6 +21,7 @@ from sts_eval.detection.training import DetectionTraining
 from sts_eval.detection.voc import VOC_CLASSES
 from sts_eval.features.backbone_source import Backbone
 from sts_eval.results import check_entry
+from tests import processes
 
 
 @pytest.fixture(scope="module")
@@ -187,11 +187,12 @@ def test_two_workers_train_the_weights_of_one_resume_to_the_bit_and_agree_on_the
     backbone = narrow_backbone()
     torch.save({"backbone": backbone.state_dict(), "config": asdict(config)}, tmp_path / "start.pt")
     arguments = [[str(tmp_path), str(rank)] for rank in range(2)]
-    processes = [subprocess.Popen([sys.executable, "-c", WORKER, *argument]) for argument in arguments]
+    workers = [processes.Process([sys.executable, "-c", WORKER, *argument]) for argument in arguments]
     one = prepare(config, tmp_path / "one")
     start = weights(one)
     one.run()
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    processes.finish_all(workers)
+    assert [worker.returncode for worker in workers] == [0, 0]
     ends = [torch.load(tmp_path / f"end-{rank}.pt", weights_only=True) for rank in range(2)]
     assert ends[0] == ends[1]
     assert ends[0]["workers"] == 2

@@ -1,6 +1,5 @@
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from sts_core import distributed
 from sts_eval import FeatureConfig, moco_protocol
 from sts_eval.features.extraction import FrozenBackbone
 from sts_eval.probes.linear.sources import AugmentedFeatures
+from tests import processes
 
 SCRIPT = Path(__file__).with_name("probe_worker.py")
 
@@ -20,17 +20,16 @@ SCRIPT = Path(__file__).with_name("probe_worker.py")
 def launch(folder: Path, world_size: int) -> list[dict[str, list[float]]]:
     """What each of `world_size` processes found."""
     folder.mkdir()
-    processes = [
-        subprocess.Popen(
+    workers = [
+        processes.Process(
             [sys.executable, str(SCRIPT), str(folder)],
             env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
+            stderr=processes.PIPE,
         )
         for rank in range(world_size)
     ]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors.decode()
+    for worker, (_, errors) in zip(workers, processes.finish_all(workers), strict=True):
+        assert worker.returncode == 0, errors.decode()
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(world_size)]
 
 

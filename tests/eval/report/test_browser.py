@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from PIL import Image
 
 from sts_eval.report.build import write_report
+from tests import processes
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -74,7 +74,9 @@ def run_browser(page: Path, scheme: str, *arguments: str) -> str:
         f"--user-data-dir={profile}",
     ]
     command += [f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", *arguments, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    done = processes.run(command, seconds=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def measure(html: str, folder: Path, scheme: str) -> list[dict[str, Any]]:

@@ -2,18 +2,19 @@
 
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import processes
 
 README = Path(__file__).parents[3] / "packages" / "sts-eval" / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
 def run(block: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", block], cwd=folder, capture_output=True, text=True, check=False)
+    done = processes.run([sys.executable, "-c", block], cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -4,9 +4,9 @@ import contextlib
 import json
 import resource
 import signal
-import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from sts_methods.runs.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
+from tests import processes
 
 
 def _state(step: int) -> dict[str, Any]:
@@ -236,21 +237,21 @@ def test_a_full_disk_warns_while_training_and_fails_at_the_end_and_spares_the_pr
 
 def test_a_killed_process_never_leaves_a_checkpoint_that_is_torn(tmp_path: Path) -> None:
     script = (
-        "import sys, torch\n"
+        "import pathlib, sys, torch\n"
         "from sts_methods.runs.checkpoint import write_checkpoint\n"
-        "print('ready', flush=True)\n"
+        "pathlib.Path(sys.argv[2]).touch()\n"
         "for step in range(1, 1000000):\n"
         "    state = {'meta': {'step': step}, 'x': torch.full((1000,), step)}\n"
         "    write_checkpoint(f'{sys.argv[1]}/step-{step % 4:08d}', state)\n"
     )
     for round_number in range(2):
-        with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.2 + 0.17 * round_number)
+        ready = tmp_path / f"ready-{round_number}"
+        with processes.Process([sys.executable, "-c", script, tmp_path / "run", ready]) as process:
+            processes.wait_until(ready.exists, process)
+            time.sleep(0.2 + 0.17 * round_number)
+            assert process.poll() is None
             process.kill()
-        store = CheckpointStore(tmp_path)
+        store = CheckpointStore(tmp_path / "run")
         assert store.steps()
         for step in store.steps():
             state = read_checkpoint(store.path(step))

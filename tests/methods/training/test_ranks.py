@@ -1,7 +1,6 @@
 """One process equals two: batch norm, every method's losses, gradients and buffers, on the same global batch."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests import processes
 from tests.methods.training import rank_cases as cases
 
 SCRIPT = Path(__file__).with_name("rank_cases.py")
@@ -22,17 +22,17 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Result
     """The results of all cases on each of two gloo processes, computed once for the whole file."""
     folder = tmp_path_factory.mktemp("ranks")
     outputs = [folder / f"rank{rank}.pt" for rank in range(2)]
-    processes = [
-        subprocess.Popen(
+    ranks = [
+        processes.Process(
             [sys.executable, str(SCRIPT), str(rank), "2", str(folder / "store"), str(output)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
+            stderr=processes.PIPE,
             text=True,
         )
         for rank, output in enumerate(outputs)
     ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    errors = [written for _, written in processes.finish_all(ranks)]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
     first, second = (torch.load(output, weights_only=True) for output in outputs)
     return first, second
 

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -21,6 +20,7 @@ from sts_methods.runs.checkpoint import read_manifest
 from sts_methods.runs.resume import check_resumable
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.optimizers import OptimizerConfig
+from tests import processes
 from tests.methods.training import tiny_training as tiny
 
 
@@ -61,9 +61,10 @@ def test_a_run_killed_over_and_over_ends_with_the_same_bits(tmp_path: Path) -> N
     folder = tmp_path / "killed"
     checkpoints = tiny.runtime(folder).checkpoints
     for target in sorted(draws.sample(range(5, 80), 3)):
-        with subprocess.Popen([sys.executable, str(script), str(folder), "120"]) as process:
-            while process.poll() is None and max(checkpoints.steps(), default=0) < target:
-                time.sleep(0.001)
+        with processes.Process([sys.executable, script, folder, 120]) as process:
+            processes.wait_until(
+                lambda step=target: max(checkpoints.steps(), default=0) >= step, process, every_seconds=0.001
+            )
             assert process.poll() is None, "the run ended before it could be killed"
             time.sleep(draws.random() * 0.01)
             os.kill(process.pid, signal.SIGKILL)

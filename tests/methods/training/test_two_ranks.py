@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sts_methods.runs.checkpoint import read_manifest
+from tests import processes
 from tests.methods.training import tiny_training as tiny
 
 pytestmark = pytest.mark.slow  # two processes that import torch
@@ -27,8 +27,9 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.write_photos(folder / "photos")
     script = str(Path(__file__).with_name("tiny_ranks.py"))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [subprocess.Popen([sys.executable, script, str(r), "2", str(folder)], env=environment) for r in range(2)]
-    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    ranks = [processes.Process([sys.executable, script, rank, 2, folder], env=environment) for rank in range(2)]
+    processes.finish_all(ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0]
     return folder
 
 
@@ -100,7 +101,8 @@ def test_a_script_started_with_torchrun_trains_one_run_on_all_its_processes(tmp_
     script = str(Path(__file__).with_name("tiny_training.py"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    subprocess.run([*torchrun, script, str(tmp_path / "two"), "4"], env=environment, check=True, timeout=300)
+    done = processes.run([*torchrun, script, tmp_path / "two", 4], env=environment)
+    assert done.returncode == 0, done.stderr
     assert read_manifest(tmp_path / "two" / "checkpoints" / "step-00000004")["meta"]["world_size"] == 2
     tiny.tiny_fit(tiny.script_config(4), tiny.runtime(tmp_path / "one"))
     losses = [[entry["loss"] for entry in tiny.logged(tmp_path / name)] for name in ("one", "two")]

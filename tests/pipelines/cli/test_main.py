@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,16 +9,17 @@ import pytest
 
 from sts_pipelines.cli.main import build_parser, main
 from sts_pipelines.cli.verbs import VERBS
+from tests import processes
 
 
-def run_isolated(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_isolated(*arguments: str) -> processes.Finished:
     """Run sts in a process of its own and report which heavy modules it imported."""
     code = (
         "import sys; from sts_pipelines.cli.main import main; code = main(sys.argv[1:]);"
         "heavy = {m.split('.')[0] for m in sys.modules} & {'torch', 'ray', 'numpy', 'timm'};"
         "print('HEAVY', sorted(heavy)); sys.exit(code)"
     )
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    return processes.run([sys.executable, "-c", code, *arguments])
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["--help"], ["run", "--help"], ["list", "byol-*", "--json"]])

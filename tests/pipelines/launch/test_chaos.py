@@ -4,21 +4,21 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from sts_methods.runs.checkpoint import read_checkpoint
+from tests import processes
 
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.timeout(3600),  # on a machine that does much else; nothing below has a limit of its own
+    pytest.mark.timeout(900),  # on a machine that does much else
 ]
 Below = Callable[[int], dict[int, str]]
 STEPS = 160
@@ -29,15 +29,14 @@ FLAGS = (
 )
 
 
-def start(storage: Path) -> subprocess.Popen[bytes]:
+def start(storage: Path) -> processes.Process:
     command = [sys.executable, "-m", "sts_pipelines", "run", "moco-digits-sts", *FLAGS]
     command += ["--cluster.storage-path", str(storage / "runs")]
     home = storage / "home"
     home.mkdir(parents=True, exist_ok=True)
     with (storage / "stderr.txt").open("ab") as errors:
-        return subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=errors, env=os.environ | {"HOME": str(home)}, cwd=home
-        )
+        environment = os.environ | {"HOME": str(home)}
+        return processes.Process(command, stdout=processes.DEVNULL, stderr=errors, env=environment, cwd=home)
 
 
 def errors_of(storage: Path) -> str:
@@ -55,28 +54,26 @@ def launches(storage: Path) -> int:
     return found[0].stat().st_mtime_ns if found else 0
 
 
-def wait_for_step(storage: Path, step: int, process: subprocess.Popen[bytes], *, before: int) -> None:
+def wait_for_step(storage: Path, step: int, process: processes.Process, *, before: int) -> None:
     """Until the launch after `before` is under way and has logged `step`; steps of earlier launches are not its own."""
-    while True:
-        running = process.poll() is None
-        if launches(storage) > before:
-            metrics = folder_of(storage) / "metrics.jsonl"
-            if metrics.exists() and len(metrics.read_text().splitlines()) >= step:
-                return
-        assert running, f"step {step} was not reached: {errors_of(storage)}"
-        time.sleep(0.05)
+
+    def reached() -> bool:
+        if launches(storage) <= before:
+            return False
+        metrics = folder_of(storage) / "metrics.jsonl"
+        return metrics.exists() and len(metrics.read_text().splitlines()) >= step
+
+    processes.wait_until(reached, process, errors=partial(errors_of, storage))
 
 
 def kill(pids: list[int]) -> None:
     for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+        processes.kill(pid)
 
 
-def finish(process: subprocess.Popen[bytes], storage: Path) -> None:
-    assert process.wait() == 0, errors_of(storage)
+def finish(process: processes.Process, storage: Path, *, code: int = 0) -> None:
+    processes.finish(process, errors=partial(errors_of, storage))
+    assert process.returncode == code, errors_of(storage)
 
 
 def final_weights(storage: Path) -> dict[str, torch.Tensor]:
@@ -100,7 +97,7 @@ def test_killed_workers_drivers_and_clusters_and_a_torn_checkpoint_change_no_bit
         wait_for_step(chaotic, second, driver, before=0)
         started += processes_below(driver.pid)
         kill([driver.pid])  # the driver alone: its cluster notices and goes
-        driver.wait()
+        finish(driver, chaotic, code=-signal.SIGKILL)
 
         before = launches(chaotic)
         driver = start(chaotic)
@@ -109,7 +106,7 @@ def test_killed_workers_drivers_and_clusters_and_a_torn_checkpoint_change_no_bit
         cluster = list(processes_below(driver.pid))
         started += cluster
         kill([*cluster, driver.pid])  # everything at once
-        driver.wait()
+        finish(driver, chaotic, code=-signal.SIGKILL)
 
         newest = max((folder_of(chaotic) / "checkpoints").glob("step-*"))
         torn = (newest / "state.pt").read_bytes()[:-1]

@@ -2,11 +2,9 @@
 
 import contextlib
 import json
-import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -32,6 +30,7 @@ from sts_pipelines.launch import driver, worker
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job, jobs_of, run_lock
 from sts_pipelines.launch.worker import train_job
+from tests import processes
 
 Tiny = Callable[..., PipelineConfig]
 
@@ -152,9 +151,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_earlier_checkpoints(tiny: Tiny, 
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
     command = [sys.executable, "-m", "sts_pipelines", "run", "byol-digits-sts", *flags]
-    finished = subprocess.run(
-        command, capture_output=True, text=True, check=False, preexec_fn=small_files, env=os.environ
-    )
+    finished = processes.run(command, preexec_fn=small_files)
     assert finished.returncode == 2
     last = finished.stderr.strip().splitlines()[-1]
     assert last.startswith("sts: cannot write checkpoint")

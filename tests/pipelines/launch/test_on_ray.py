@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.errors import RunError
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job, jobs_of
+from tests import processes
 
 pytestmark = [
     pytest.mark.ray,
@@ -123,7 +123,7 @@ def test_an_elastic_run_follows_machines_that_join_and_die(tmp_path: Path) -> No
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as ray_folder:  # a socket's path may have 107 bytes
         command = [sys.executable, script, tmp_path]
         environment = os.environ | {"RAY_TMPDIR": ray_folder}  # or it would be the cluster that others here find
-        finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        finished = processes.run(command, env=environment)
     assert "one worker again" in finished.stdout, finished.stderr[-2000:]
     (folder,) = tmp_path.glob("byol-digits-sts-*")
     world_sizes = [read_checkpoint(path)["meta"]["world_size"] for path in sorted(folder.glob("checkpoints/step-*"))]

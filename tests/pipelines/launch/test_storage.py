@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +23,7 @@ from sts_pipelines.launch.job import Job
 from sts_pipelines.launch.runtime import StorageCopy, build_runtime
 from sts_pipelines.launch.storage import Mirror, mirror_of
 from sts_pipelines.launch.worker import train_job
+from tests import processes
 
 Tiny = Callable[..., PipelineConfig]
 
@@ -137,9 +137,9 @@ def train_on_two_machines(tmp_path: Path, config: Path) -> None:
     rendezvous.unlink(missing_ok=True)
     shared = [str(rendezvous), str(config), f"file://{tmp_path / 'bucket'}"]
     commands = [[sys.executable, str(script), str(rank), *shared, str(tmp_path / f"machine{rank}")] for rank in (0, 1)]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    errors = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors
+    machines = [processes.Process(command, stderr=processes.PIPE, text=True) for command in commands]
+    said = processes.finish_all(machines)
+    assert [machine.returncode for machine in machines] == [0, 0], said
 
 
 @pytest.mark.slow
