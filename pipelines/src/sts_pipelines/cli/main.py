@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
+from sts_pipelines.cli.interrupts import end_promptly
 from sts_pipelines.cli.verbs import VERBS
 
 
@@ -64,7 +65,9 @@ def split_overrides(tokens: Sequence[str], parser: argparse.ArgumentParser) -> t
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code; without `argv` it is this process's command, which Ctrl-C must end."""
+    if argv is None:
+        end_promptly()
     tokens = list(sys.argv[1:] if argv is None else argv)
     parser, by_name = build_parser()
     overrides: list[str] = []
