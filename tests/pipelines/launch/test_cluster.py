@@ -1,5 +1,6 @@
 """The local cluster's surroundings: what it leaves behind and what it respects."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -60,6 +61,28 @@ def test_a_local_cluster_is_our_own_whatever_ray_address_says(tmp_path: Path, mo
     cluster._start(ClusterConfig(num_workers=1, use_gpu=False), tmp_path, num_cpus=1)
     assert asked == [("local", None)]  # neither does it say anything to Ray's own processes
     assert os.environ["RAY_ADDRESS"] == "127.0.0.1:1"
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3])
+def test_a_cluster_that_a_busy_machine_does_not_start_in_time_is_tried_three_times(
+    slow: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+
+    asked: list[str] = []
+
+    def init(*, address: str, **options: object) -> SimpleNamespace:
+        asked.append(address)
+        if len(asked) <= slow:
+            raise RuntimeError("The current node timed out during startup.")
+        return CONNECTION
+
+    monkeypatch.setattr(ray, "init", init)
+    gives_up = pytest.raises(RunError, match="could not be started on this machine: The current node timed out")
+    with gives_up if slow == 3 else contextlib.nullcontext():
+        cluster._start(ClusterConfig(num_workers=1, use_gpu=False), tmp_path, num_cpus=1)
+    assert len(asked) == min(slow + 1, 3)
+    assert capsys.readouterr().err.count("trying again") == min(slow, 2)
 
 
 @pytest.mark.parametrize("address", [None, "auto"])

@@ -25,6 +25,7 @@ _OBJECT_STORE_BYTES = 128 << 20  # the data goes through torch loaders, not thro
 
 _SECONDS_TO_ANSWER = 10.0
 _MARK, _LOCK = "owned", ".lock"
+_ATTEMPTS = 3  # Ray gives a cluster 30 seconds to start, which a busy machine may not manage at first
 
 
 def prepare_environment(*, local: bool) -> None:
@@ -211,29 +212,37 @@ def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
 
 
 def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
+    current = session / "ray" / "ray_current_cluster"
+    current.parent.mkdir()
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with _only_cluster(session):
+                connection = _init(config, session, num_cpus=num_cpus)
+            break
+        except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting
+            if attempt == _ATTEMPTS:
+                raise RunError(f"Ray could not be started on this machine: {first_line(error)}") from error
+            print("Ray did not start in time; trying again ...", file=sys.stderr, flush=True)
+    current.write_text(connection.address_info["gcs_address"])
+    print(f"Ray's dashboard is at http://{connection.dashboard_url}; starting workers ...", file=sys.stderr, flush=True)
+
+
+def _init(config: ClusterConfig, session: Path, *, num_cpus: float) -> Any:
     import ray
 
     options: dict[str, Any] = {} if config.dashboard_port is None else {"dashboard_port": config.dashboard_port}
-    current = session / "ray" / "ray_current_cluster"
-    current.parent.mkdir()
-    try:
-        with _only_cluster(session):
-            connection = ray.init(
-                address="local",  # whatever RAY_ADDRESS says: joining a cluster is cluster.address
-                num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
-                # The dashboard also serves the State API, without which stopped trials never free their resources.
-                include_dashboard=True,
-                dashboard_host="127.0.0.1",
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=str(session),
-                log_to_driver=False,
-                logging_level="ERROR",
-                **options,
-            )
-    except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting
-        raise RunError(f"Ray could not be started on this machine: {first_line(error)}") from error
-    current.write_text(connection.address_info["gcs_address"])
-    print(f"Ray's dashboard is at http://{connection.dashboard_url}; starting workers ...", file=sys.stderr, flush=True)
+    return ray.init(
+        address="local",  # whatever RAY_ADDRESS says: joining a cluster is cluster.address
+        num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
+        # The dashboard also serves the State API, without which stopped trials never free their resources.
+        include_dashboard=True,
+        dashboard_host="127.0.0.1",
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _temp_dir=str(session),
+        log_to_driver=False,
+        logging_level="ERROR",
+        **options,
+    )
 
 
 @contextlib.contextmanager
