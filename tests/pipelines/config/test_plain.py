@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sts_core.errors import ConfigError
 from sts_pipelines.config.flags import apply_flags, describe_flags, field_docs
+from sts_pipelines.config.pipeline import ComparisonConfig
 from sts_pipelines.config.plain import digest, from_dict, leaves, paths, to_dict
 from sts_pipelines.config.yaml_text import read_yaml, write_yaml
 from sts_pipelines.errors import SchemaError, UsageError
@@ -167,43 +168,45 @@ def test_whole_numbers_are_read_as_numbers_but_true_is_not_one() -> None:
 
 def test_flags_override_every_kind_of_field() -> None:
     tokens = ["--soil.ph", "6.5", "--plant.height=1e1", "--water", "--days", "4,5", "--limit", "none", "--beds.b.ph=-0"]
-    garden = from_dict(GardenConfig, apply_flags(to_dict(GARDEN), tokens))
+    garden = from_dict(GardenConfig, apply_flags(GardenConfig, to_dict(GARDEN), tokens))
     assert garden.care == CareConfig(water=True, days=(4, 5), limit=None, soil=SoilConfig(ph=6.5))
     assert garden.plant == PearTreeConfig(height=10.0)
     assert garden.beds == {"a": SoilConfig(ph=5.0), "b": SoilConfig(ph=0.0)}
 
 
 def test_lists_of_lists_and_empty_ones_are_written_as_yaml() -> None:
-    garden = from_dict(GardenConfig, apply_flags(to_dict(GARDEN), ["--rows", "[[1,2.5],[.5,1e1]]", "--days=[]"]))
+    garden = from_dict(
+        GardenConfig, apply_flags(GardenConfig, to_dict(GARDEN), ["--rows", "[[1,2.5],[.5,1e1]]", "--days=[]"])
+    )
     assert garden.care.rows == ((1.0, 2.5), (0.5, 10.0))
     assert garden.care.days == ()
-    assert from_dict(GardenConfig, apply_flags(to_dict(GARDEN), ["--rows", ""])).care.rows == ()
+    assert from_dict(GardenConfig, apply_flags(GardenConfig, to_dict(GARDEN), ["--rows", ""])).care.rows == ()
 
 
 @pytest.mark.parametrize("text", ["0.9,0.5", "0.9:0.5", "[[0.9, 0.5]"])
 def test_a_list_of_lists_that_is_written_otherwise_is_told_how(text: str) -> None:
     with pytest.raises(SchemaError, match=r"rows must be a list, got .*: write \[\[a, b\], \[c, d\]\]"):
-        from_dict(GardenConfig, apply_flags(to_dict(GARDEN), ["--rows", text]))
+        from_dict(GardenConfig, apply_flags(GardenConfig, to_dict(GARDEN), ["--rows", text]))
 
 
 def test_a_new_teacher_beside_others_takes_their_buffers_and_no_other_section_does() -> None:
     plain = {"name": "x", "smoothing": {"buffers": "copy"}, "variants": {"tma": {"momentum": 0.9, "buffers": "keep"}}}
-    changed = apply_flags(plain, ["--variants.mine.momentum", ".5", "--data.root", "here"])
+    changed = apply_flags(ComparisonConfig, plain, ["--variants.mine.momentum", ".5", "--data.root", "here"])
     assert changed["variants"]["mine"] == {"buffers": "keep", "momentum": ".5"}
     assert changed["data"] == {"root": "here"}
 
 
 def test_flags_leave_the_original_alone_and_take_dashes() -> None:
     plain = to_dict(GARDEN)
-    apply_flags(plain, ["--soil.p-h", "1"])
+    apply_flags(GardenConfig, plain, ["--soil.p-h", "1"])
     assert plain == to_dict(GARDEN)
 
 
 def test_a_flag_without_its_value_and_a_value_without_its_flag_are_refused() -> None:
     with pytest.raises(SchemaError, match="--limit needs a value"):
-        from_dict(GardenConfig, apply_flags(to_dict(GARDEN), ["--limit"]))
+        from_dict(GardenConfig, apply_flags(GardenConfig, to_dict(GARDEN), ["--limit"]))
     with pytest.raises(UsageError, match="put its flag before the value"):
-        apply_flags({}, ["7"])
+        apply_flags(GardenConfig, {}, ["7"])
 
 
 def test_every_flag_is_described_by_the_line_under_its_field() -> None:

@@ -1,6 +1,6 @@
 """TMA, SE and STS teacher updates for any student-teacher loop. See README.md."""
 
-from sts_core import distributed, files
+from sts_core import distributed, fields, files
 from sts_core.config import (
     Buffers,
     Granularity,
@@ -33,6 +33,7 @@ __all__ = [
     "constant_momentum",
     "cosine_momentum",
     "distributed",
+    "fields",
     "files",
     "fragment_age",
     "make_teacher",

@@ -21,7 +21,7 @@ def resolve(target: str, overrides: Sequence[str] = ()) -> AnyPipeline:
     _refuse_overrides_without_effect(target, cls, overrides)
     flags = list(read_flags(overrides))
     try:
-        config: AnyPipeline = from_dict(cls, set_flags(plain, flags))
+        config: AnyPipeline = from_dict(cls, set_flags(cls, plain, flags))
     except SchemaError:
         raise SchemaError(_problems(cls, plain, flags)) from None
     return config
@@ -30,7 +30,7 @@ def resolve(target: str, overrides: Sequence[str] = ()) -> AnyPipeline:
 def _problems(cls: type, plain: Mapping[str, Any], flags: Sequence[Flag]) -> list[str]:
     """All that is wrong: a section tells its first problem only, so what caused one is left out to hear of the next."""
     try:
-        from_dict(cls, set_flags(plain, flags))
+        from_dict(cls, set_flags(cls, plain, flags))
     except SchemaError as error:
         causes = [flag for flag in flags if len(flags) > 1 and {*_problems(cls, plain, [flag])} & {*error.problems}]
         others = [flag for flag in flags if flag not in causes]

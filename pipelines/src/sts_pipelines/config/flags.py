@@ -10,28 +10,41 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sts_pipelines.config.plain import BareFlag, FlagText, leaves, paths, section_at
+from sts_pipelines.config.plain import BareFlag, FlagText, leaves, old_names, paths, section_at, section_type
 from sts_pipelines.errors import UsageError
 
 Flag = tuple[list[str], FlagText]
 
 
-def apply_flags(plain: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
-    """`plain` with every override in `tokens` written into it; `from_dict` then checks names and values."""
-    return set_flags(plain, read_flags(tokens))
+def apply_flags(cls: type, plain: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
+    """`plain`, of a `cls`, with every override in `tokens` in it; `from_dict` then checks names and values."""
+    return set_flags(cls, plain, read_flags(tokens))
 
 
-def set_flags(plain: Mapping[str, Any], flags: Iterable[Flag]) -> dict[str, Any]:
-    """`plain` with the values of `flags` written into it."""
+def set_flags(cls: type, plain: Mapping[str, Any], flags: Iterable[Flag]) -> dict[str, Any]:
+    """`plain`, of a `cls`, with the values of `flags` in it; a former name sets what now has another."""
     result = copy.deepcopy(dict(plain))
     for path, text in flags:
-        section = result
-        for name in path[:-1]:
-            inner = section.get(name)
-            section[name] = inner if isinstance(inner, dict) else _new_section(section)
-            section = section[name]
-        section[path[-1]] = text
+        _set_(cls, result, path, text)
     return result
+
+
+def _set_(cls: type | None, section: dict[str, Any], path: Sequence[str], text: FlagText) -> None:
+    name = path[0] if cls is None else _present_name_(section, path[0], cls)
+    if len(path) == 1:
+        section[name] = text
+        return
+    if not isinstance(section.get(name), dict):
+        section[name] = _new_section(section)
+    _set_(cls and section_type(cls, name, section[name]), section[name], path[1:], text)
+
+
+def _present_name_(section: dict[str, Any], typed: str, cls: type) -> str:
+    """The present name of a setting, under which the section now holds it, too."""
+    name = old_names(cls).get(typed, typed)
+    for old in [old for old, new in old_names(cls).items() if new == name and old in section]:
+        section[name] = section.pop(old)
+    return name
 
 
 def _new_section(siblings: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from sts_core import SmoothingConfig
 from sts_core.errors import ConfigError
 from sts_eval import FeatureConfig, LinearProbeConfig, NeighboursConfig
 from sts_eval.detection import DetectionConfig
-from sts_methods.runs.resume import OPERATIONAL
 from sts_methods.training.config import TrainingConfig
-from sts_pipelines.config.plain import digest, kind_of, to_dict
+from sts_pipelines.config.plain import digest, kind_of, outcome_relevant, to_dict
 from sts_pipelines.config.storage_path import local_folder
 
 Evaluation = Literal["linear", "knn", "few-labels", "imagenet-c", "voc"]
@@ -131,7 +130,7 @@ class PipelineConfig:
     @property
     def run_name(self) -> str:
         """The name with a digest of all that decides the weights: a changed config never continues an old run."""
-        return f"{self.name}-{digest(to_dict(self.training), ignore=OPERATIONAL)}"
+        return f"{self.name}-{digest(outcome_relevant(self.training))}"
 
     @property
     def folder(self) -> Path:
@@ -166,9 +165,9 @@ class ComparisonConfig:
     @property
     def run_name(self) -> str:
         """The name with a digest of all that decides the weights of any variant."""
-        training = to_dict(self.pipeline.training)
-        variants = {name: to_dict(smoothing) for name, smoothing in self.variants.items()}
-        return f"{self.pipeline.name}-{digest(training | {'variants': variants}, ignore=OPERATIONAL)}"
+        training = outcome_relevant(self.pipeline.training)
+        variants = {name: outcome_relevant(smoothing) for name, smoothing in self.variants.items()}
+        return f"{self.pipeline.name}-{digest(training | {'variants': variants})}"
 
     @property
     def folder(self) -> Path:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from sts_core.errors import ConfigError
+from sts_core.fields import first_name, former_names, is_incidental
 from sts_methods import METHODS
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import SchemaError, UsageError
@@ -45,16 +46,18 @@ def kind_of(cls: type) -> str:
     return next(names, cls.__name__.removesuffix("Config").lower())
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """The plain form of a config."""
+def to_dict(config: Any, *, to_digest: bool = False) -> dict[str, Any]:
+    """The plain form of a config; `to_digest` gives what its outcome depends on, under first names."""
     plain: dict[str, Any] = {}
     hints = _types(type(config))
     for field in _settable(type(config)):
-        value = getattr(config, field.name)
+        value, tagged = getattr(config, field.name), len(_members(hints[field.name])) > 1
         if field.metadata.get("flatten"):
-            plain.update(to_dict(value))
-        else:
-            plain[field.name] = _to_plain(value, tagged=len(_members(hints[field.name])) > 1)
+            plain.update(to_dict(value, to_digest=to_digest))
+        elif not to_digest:
+            plain[field.name] = _to_plain(value, tagged=tagged)
+        elif not is_incidental(field):
+            plain[first_name(field)] = _to_plain(value, tagged=tagged, to_digest=True)
     return plain
 
 
@@ -67,8 +70,13 @@ def from_dict(cls: type[C], plain: Mapping[str, Any]) -> C:
     return cast(C, config)
 
 
+def outcome_relevant(config: Any) -> dict[str, Any]:
+    """The plain form of all that the outcome of a config depends on, to be digested."""
+    return to_dict(config, to_digest=True)
+
+
 def digest(plain: Mapping[str, Any], *, ignore: Iterable[str] = ()) -> str:
-    """Eight hex digits of a plain config, without the dotted names in `ignore`: equal configs have equal digests."""
+    """Eight hex digits of plain values, without the dotted names in `ignore`: equal ones have equal digests."""
     kept = {path: value for path, value in leaves(plain) if path not in set(ignore)}
     if "method.kind" in kept:  # run folders are named after its spelling without underscores
         kept["method.kind"] = str(kept["method.kind"]).replace("_", "")
@@ -97,6 +105,15 @@ def field_types(cls: type) -> dict[str, Any]:
     return types_by_name
 
 
+def old_names(cls: type) -> dict[str, str]:
+    """The present name for each former one among the keys of a section's plain form."""
+    names = former_names(cls)
+    for field in _settable(cls):
+        if field.metadata.get("flatten"):
+            names |= old_names(_types(cls)[field.name])
+    return names
+
+
 def paths(cls: type, plain: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Every dotted name that may be set, given the kinds that `plain` chose."""
     for name, annotation in field_types(cls).items():
@@ -111,13 +128,17 @@ def paths(cls: type, plain: Mapping[str, Any], prefix: str = "") -> Iterator[str
 def section_at(cls: type, plain: Mapping[str, Any], path: Sequence[str]) -> type:
     """The dataclass that holds the last name of `path`."""
     for name in path[:-1]:
-        annotation = field_types(cls).get(name)
         section = plain.get(name, {})
-        member = _choose(_members(annotation), section)
+        member = section_type(cls, name, section)
         if member is None:
             return cls
         cls, plain = member, section
     return cls
+
+
+def section_type(cls: type, name: str, section: Any) -> type | None:
+    """The dataclass of a section of `cls`; None where there is no such section, or its kind is not chosen."""
+    return _choose(_members(field_types(cls).get(name)), section)
 
 
 def _types(cls: type) -> dict[str, Any]:
@@ -135,14 +156,14 @@ def _settable(cls: type) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if field.init]
 
 
-def _to_plain(value: Any, *, tagged: bool = False) -> Any:
+def _to_plain(value: Any, *, tagged: bool = False, to_digest: bool = False) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = {"kind": kind_of(type(value))} if tagged else {}
-        return kind | to_dict(value)
+        return kind | to_dict(value, to_digest=to_digest)
     if isinstance(value, Mapping):
-        return {str(key): _to_plain(item) for key, item in value.items()}
+        return {str(key): _to_plain(item, to_digest=to_digest) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_plain(item) for item in value]
+        return [_to_plain(item, to_digest=to_digest) for item in value]
     return value
 
 
@@ -166,12 +187,22 @@ def _read_dataclass(cls: type, plain: Any, path: str, problems: list[str]) -> An
         return _INVALID
     known = field_types(cls)
     found = len(problems)
+    plain = _renamed(cls, plain, path, problems)
     for key in plain:
         if key not in known:
             problems.append(_unknown(cls, f"{path}{key}", known, path, plain))
     values = _read_fields(cls, plain, path, problems)
     made = _made(cls, values, path, problems)
     return _INVALID if len(problems) > found else made
+
+
+def _renamed(cls: type, plain: Mapping[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
+    """`plain` under the present names of its settings."""
+    names = old_names(cls)
+    for old in names.keys() & plain.keys():
+        if names[old] in plain:
+            problems.append(f"{path}{old} is the former name of {path}{names[old]}: give one of the two")
+    return {names.get(key, key): value for key, value in plain.items()}
 
 
 def _made(cls: type, values: dict[str, Any], path: str, problems: list[str]) -> Any:

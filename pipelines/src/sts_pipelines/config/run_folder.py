@@ -31,4 +31,4 @@ def read_run(folder: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
         raise UsageError(f"{folder} is not a run folder (it has no config.yaml): pass one that sts run made")
     plain = read_yaml(path.read_text(encoding="utf-8", errors="replace"), source=str(path))
     plain.pop("kind", None)
-    return from_dict(PipelineConfig, apply_flags(plain, overrides))
+    return from_dict(PipelineConfig, apply_flags(PipelineConfig, plain, overrides))

@@ -35,13 +35,13 @@ from sts_methods import build_method, dataset_record, load_backbone
 from sts_methods.data.batches import evaluation_data
 from sts_methods.runs.checkpoint import CheckpointError, CheckpointStore, read_checkpoint
 from sts_pipelines.config.pipeline import PipelineConfig
-from sts_pipelines.config.plain import digest, to_dict
+from sts_pipelines.config.plain import digest
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.errors import UsageError
 from sts_pipelines.evaluation.settings import (
-    VOC_OPERATIONAL,
     Entries,
     bring_forward,
+    detection_settings,
     is_done,
     settings_of,
     write_entries,
@@ -236,7 +236,7 @@ class _Evaluator:
         return [_mean_of_trials(entries) for entries in zip(*trials, strict=True)]
 
     def _detection(self, network: str, voc: DetectionConfig) -> Entries:
-        folder = self.results / f"voc-{network}-{digest(to_dict(voc), ignore=VOC_OPERATIONAL)}"
+        folder = self.results / f"voc-{network}-{digest(detection_settings(voc))}"
         return detection_transfer(self._backbone(network), voc, folder=folder, device=self.device).entries(
             network=network
         )

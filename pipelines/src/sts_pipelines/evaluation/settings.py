@@ -5,20 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from sts_core.distributed import broadcast_object, rank
+from sts_core.fields import outcome_relevant
 from sts_eval import (
     RunResults,
     add_entries,
     read_results,
     write_results,
 )
+from sts_eval.detection import DetectionConfig
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import digest, to_dict
 
 Entries = list[dict[str, Any]]
-
-
-VOC_OPERATIONAL = ("num_workers", "checkpoint_every", "keep_checkpoints", "log_every")
-"""Settings of detection that do not change its numbers."""
 
 
 def data_of(pipeline: PipelineConfig) -> dict[str, Any]:
@@ -32,7 +30,7 @@ def settings_of(evaluation: str, pipeline: PipelineConfig) -> str:
     """A digest of what the numbers of an evaluation depend on besides the networks."""
     config = pipeline.evaluation
     if evaluation == "voc":
-        return digest({"evaluation": "voc", "trials": config.voc_trials, **to_dict(config.voc)}, ignore=VOC_OPERATIONAL)
+        return digest({"evaluation": "voc", "trials": config.voc_trials, **detection_settings(config.voc)})
     depends: dict[str, Any] = {"evaluation": evaluation, **data_of(pipeline)}
     if evaluation in ("linear", "imagenet-c"):
         depends["linear"] = to_dict(config.linear)
@@ -41,6 +39,11 @@ def settings_of(evaluation: str, pipeline: PipelineConfig) -> str:
     if evaluation == "imagenet-c":
         depends |= {"released": config.imagenet_c_root, "severities": list(config.severities)}
     return digest(depends)
+
+
+def detection_settings(config: DetectionConfig) -> dict[str, Any]:
+    """What a detection's numbers depend on; the folder of the images counts, since others may lie elsewhere."""
+    return outcome_relevant(config) | {"data_root": config.data_root}
 
 
 def is_done(results: Path, evaluation: str, network: str, settings: str | None) -> bool:

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sts_methods.runs.resume import OPERATIONAL
 from sts_methods.training.config import TrainingConfig
-from sts_pipelines.config.plain import digest, to_dict
+from sts_pipelines.config.plain import digest, outcome_relevant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class StudyRun:
     def key(self) -> str:
         """Digest of all that decides the outcome: a record under this key need not be measured again."""
         extra = {"corruptions": self.corruptions, "images": self.data_digest}
-        return digest(to_dict(self.training) | extra, ignore=OPERATIONAL)
+        return digest(outcome_relevant(self.training) | extra)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sts_core.errors import StsError
-from sts_methods.runs.resume import OPERATIONAL
 from sts_pipelines.config.pipeline import ClusterConfig, PipelineConfig, SweepConfig
-from sts_pipelines.config.plain import digest, to_dict
+from sts_pipelines.config.plain import digest, outcome_relevant
 from sts_pipelines.config.storage_path import is_uri, local_folder
 from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
 from sts_pipelines.evaluation.settings import bring_forward, is_evaluated
@@ -71,8 +70,7 @@ def run_sweep(recipe: SweepConfig) -> list[Outcome]:
 def sweep_folder(recipe: SweepConfig) -> Path:
     """Named by all that the cells share, so that a larger grid finds the cells that are there."""
     training = replace(recipe.pipeline.training, bank={})
-    ignored = {*SWEEP_NAMES, *OPERATIONAL}
-    name = f"{recipe.pipeline.name}-{digest(to_dict(training), ignore=ignored)}"
+    name = f"{recipe.pipeline.name}-{digest(outcome_relevant(training), ignore=SWEEP_NAMES)}"
     if is_uri(recipe.pipeline.cluster.storage_path):
         raise UsageError("a sweep needs a storage path that all nodes see, not a URI: set cluster.storage-path to one")
     folder = local_folder(recipe.pipeline.cluster.storage_path, name)

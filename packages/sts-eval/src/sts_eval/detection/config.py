@@ -10,13 +10,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from sts_core.errors import ConfigError
+from sts_core.fields import free, incidental, is_free
 
 Backend = Literal["detectron2", "torchvision"]
 SPLIT_NAME = re.compile(r"voc_(\d{4})_(\w+)")
-# Settings that may differ from the defaults without changing what is measured.
-_INCIDENTAL = frozenset(
-    {"data_root", "backend", "seed", "num_workers", "checkpoint_every", "keep_checkpoints", "log_every"}
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +22,11 @@ class DetectionConfig:
     "d2" the defaults of detectron2 that it inherits.
     """
 
-    data_root: str
+    data_root: str = incidental()
     """The folder that holds VOC2007 and VOC2012 (usually called VOCdevkit), or its parent."""
-    backend: Backend = "detectron2"
+    backend: Backend = free("detectron2")
     """Which implementation of Faster R-CNN R50-C4; "torchvision" runs everywhere, the paper's rows use detectron2."""
-    seed: int = 0
+    seed: int = free(0)
     """Order, augmentation, sampling and new layers are functions of this number, the iteration and the image."""
 
     # Data: MoCo, pascal_voc_R_50_C4_24k.yaml. The paper's text says "VOC12 train"; the code it names uses trainval.
@@ -103,13 +100,13 @@ class DetectionConfig:
     """Upper bound of the detections in an image."""
 
     # Running
-    num_workers: int = 4
+    num_workers: int = incidental(4)
     """Loader processes per training worker; 0 reads in the training process."""
-    checkpoint_every: int = 1_000
+    checkpoint_every: int = incidental(1_000)
     """Iterations between checkpoints."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = incidental(2)
     """How many checkpoints stay on disk; two survive a torn newest one."""
-    log_every: int = 20
+    log_every: int = incidental(20)
     """Iterations between lines of metrics."""
 
     def __post_init__(self) -> None:
@@ -148,7 +145,7 @@ class DetectionConfig:
         different = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in _INCIDENTAL and value != field.default:
+            if not is_free(field) and value != field.default:
                 different[field.name] = (field.default, value)
         return different
 

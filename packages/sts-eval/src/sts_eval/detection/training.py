@@ -9,7 +9,6 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sts_core.distributed import barrier, is_parallel, rank, sum_over_ranks_, world_size
 from sts_core.errors import ConfigError
+from sts_core.fields import outcome_relevant
 from sts_core.files import write_atomically
 from sts_eval.detection.backends.interface import Detector
 from sts_eval.detection.checkpoints import CheckpointFolder, DetectionCheckpoint
@@ -30,8 +30,6 @@ from sts_eval.detection.schedule import build_optimizer, learning_rate
 from sts_eval.detection.voc import VocImage
 
 Metrics = Mapping[str, float]
-# Settings that may change between the parts of an interrupted run.
-_FREE = ("data_root", "num_workers", "checkpoint_every", "keep_checkpoints", "log_every")
 
 
 class DetectionTraining:
@@ -128,8 +126,7 @@ class DetectionTraining:
 
 def fingerprint(detector: Detector, config: DetectionConfig, images: Sequence[VocImage]) -> str:
     """A hash of all that decides the weights: settings, annotations and the weights that training begins with."""
-    settings = {name: value for name, value in asdict(config).items() if name not in _FREE}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(outcome_relevant(config), sort_keys=True).encode())
     for image in images:
         objects = [image.boxes.tolist(), image.classes.tolist()]
         digest.update(json.dumps([image.image_id, image.height, image.width, *objects]).encode())

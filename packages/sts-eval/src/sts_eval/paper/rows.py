@@ -3,10 +3,11 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sts_eval.probes.linear.protocol import byol_protocol, moco_protocol
+from sts_core.fields import is_free
+from sts_eval.probes.linear.protocol import LinearProbeConfig, byol_protocol, moco_protocol
 from sts_eval.runs.config import recipe_of, training_section
 
 IMAGENET_TRAIN_IMAGES = 1_281_167
@@ -32,9 +33,6 @@ RECIPES: dict[str, dict[str, Any]] = {
 FIXMATCH_WEIGHT_DECAYS = {"cifar10": 5e-4, "cifar100": 1e-3}  # paper
 IDENTITY = ("method", "smoothing", "granularity")
 """What makes a run an instance of a row at all; everything else is whether it may stand beside it."""
-
-INCIDENTAL = ("seed", "regularisations", "allow_missing_classes", "evaluate_every_epochs")
-"""Settings of a linear evaluation by SGD that may differ from the paper's."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,8 @@ def protocol_obstacles(method: str, entry: Mapping[str, Any]) -> list[str]:
     paper = asdict(byol_protocol() if method == "byol" else moco_protocol())
     left, right = (json.loads(json.dumps(values)) for values in (entry["protocol"], paper))
     used = right if left.get("solver") == "sgd" else ("solver",)  # an exact solver has no learning rate or epochs
-    names = [name for name in used if name not in INCIDENTAL and left.get(name) != right[name]]
+    free = {field.name for field in fields(LinearProbeConfig) if is_free(field)}
+    names = [name for name in used if name not in free and left.get(name) != right[name]]
     found = [f"linear {name} {left.get(name, 'unknown')} instead of {right[name]}" for name in names]
     if entry.get("diverged"):
         found.append("the linear classifier diverged")

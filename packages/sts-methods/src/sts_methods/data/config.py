@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from sts_core.errors import ConfigError
+from sts_core.fields import incidental
 from sts_methods.data.datasets import DATASETS
 from sts_methods.views.specs import VIEWS, CropView, Interpolation, View, Views
 
@@ -16,7 +17,7 @@ class DataConfig:
 
     dataset: str = field(default="digits", metadata={"choices": DATASETS})
     """Name of the dataset."""
-    root: str | None = None
+    root: str | None = incidental(None)
     """Folder or file of the dataset; digits need none."""
     image_size: int = 32
     """Side of the views in pixels."""
@@ -32,10 +33,11 @@ class DataConfig:
     """Smallest share of the area that a crop covers; None is that of the views."""
     interpolation: Interpolation | None = None
     """Filter that resizes crops, bilinear or bicubic (DeepMind's BYOL); None is that of the views."""
-    num_workers: int = 0
+    num_workers: int = incidental(0)
     """Processes that read image files; images in memory need none."""
-    on_error: OnError = "raise"
-    """An unreadable image stops the run, or is skipped: counted, reported and replaced by the next readable one."""
+    on_error: OnError = incidental("raise")
+    """An unreadable image stops the run, or is skipped: counted, reported and replaced by the next readable one; only a
+    run that would have stopped has another outcome."""
     device_augmentation: bool | None = None
     """Colour and blur on the training device, batched; None does so on anything but a CPU."""
 

@@ -2,28 +2,11 @@
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from sts_core.errors import StateError
-
-OPERATIONAL = {
-    "checkpoint_every_steps",
-    "checkpoint_every_minutes",
-    "keep_checkpoints",
-    "log_every_steps",
-    "verify_ranks_every_steps",
-    "on_nonfinite",
-    "on_collapse",
-    "collapse_feature_std",
-    "collapse_effective_rank",
-    "data.root",
-    "data.num_workers",
-    "data.on_error",
-}
-"""Settings that may change between a run and its continuation, since no weight depends on them; of `data.on_error` only
-those of a run that would have stopped."""
 
 
 def config_to_json(config: Any) -> dict[str, Any]:
@@ -34,14 +17,14 @@ def config_to_json(config: Any) -> dict[str, Any]:
     return values
 
 
-def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """`name was X and is now Y` for each setting that differs and matters."""
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any], incidental: Collection[str]) -> list[str]:
+    """`name was X and is now Y` for each setting that differs and is not `incidental`."""
     before, now = dict(_flatten(saved)), dict(_flatten(current))
     names = [*now, *(name for name in before if name not in now)]
     return [
         f"{name} was {before.get(name)!r} and is now {now.get(name)!r}"
         for name in names
-        if before.get(name) != now.get(name) and name not in OPERATIONAL
+        if before.get(name) != now.get(name) and name not in incidental
     ]
 
 
@@ -49,12 +32,13 @@ def check_resumable(
     meta: Mapping[str, Any],
     *,
     config: Mapping[str, Any],
+    incidental: Collection[str] = (),
     label_split: str | None,
     images: str | None,
     world_size: int,
 ) -> None:
     """Raise StateError if the checkpoint's run was another one; say so if only the number of workers changed."""
-    changed = differences(meta["config"], config)
+    changed = differences(meta["config"], config, incidental)
     if changed:
         raise StateError(
             f"a run goes on only under the config it was started with, but {'; '.join(changed)}: "

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from sts_core import SmoothingConfig, spatial_temporal_smoothing
 from sts_core.errors import ConfigError
+from sts_core.fields import incidental
 from sts_methods.data.config import DataConfig
 from sts_methods.methods.base import MethodConfig
 from sts_methods.methods.registry import METHODS, method_record
@@ -51,23 +52,23 @@ class TrainingConfig:
     """torch.compile the method."""
     seed: int = 0
     """The key of all draws: initial weights, data order, augmentations, masks."""
-    checkpoint_every_steps: int | None = 1000
+    checkpoint_every_steps: int | None = incidental(1000)
     """Steps between checkpoints; one is written at the end in any case."""
-    checkpoint_every_minutes: float | None = None
+    checkpoint_every_minutes: float | None = incidental(None)
     """Minutes between checkpoints, looked at when metrics are logged."""
-    keep_checkpoints: int = 3
+    keep_checkpoints: int = incidental(3)
     """Checkpoints that stay on the disk."""
-    log_every_steps: int = 50
+    log_every_steps: int = incidental(50)
     """Steps between lines of metrics.jsonl."""
-    verify_ranks_every_steps: int | None = 1000
+    verify_ranks_every_steps: int | None = incidental(1000)
     """Steps between comparisons of all weights across workers."""
-    on_nonfinite: Reaction = "stop"
+    on_nonfinite: Reaction = incidental("stop")
     """A NaN or infinite loss stops the run, or leaves the whole batch out with a warning (a copy of buffers a step)."""
-    on_collapse: Reaction = "warn"
+    on_collapse: Reaction = incidental("warn")
     """Collapsed features stop the run, or give a warning."""
-    collapse_feature_std: float = 1e-3
+    collapse_feature_std: float = incidental(1e-3)
     """Features count as collapsed below this standard deviation (of L2-normalised ones, healthy is 1/sqrt(width))."""
-    collapse_effective_rank: float = 1.05
+    collapse_effective_rank: float = incidental(1.05)
     """Features count as collapsed below this effective rank (1 is a line); 0 does not look at it."""
     track_drift: bool = False
     """Record how far the teacher's weights and outputs move per epoch (the paper's smoothing figure)."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sts_core.distributed import gather_batch, gather_objects
 from sts_core.errors import ConfigError
+from sts_core.fields import incidental_names, with_present_names
 from sts_methods.batch import Batch, Network
 from sts_methods.data.batches import TrainingData, build_training_data
 from sts_methods.methods.base import StudentTeacherMethod
@@ -148,8 +149,9 @@ class Run:
         if state is None:
             return
         check_resumable(
-            state["meta"],
+            state["meta"] | {"config": with_present_names(self.config, state["meta"]["config"])},
             config=self._config_json,
+            incidental=set(incidental_names(self.config)),
             label_split=self._label_split(),
             images=self._images(),
             world_size=self.runtime.world_size,

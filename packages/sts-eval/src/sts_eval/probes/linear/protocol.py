@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sts_core.errors import ConfigError
+from sts_core.fields import free
 
 Solver = Literal["sgd", "lbfgs", "ridge"]
 Schedule = Literal["step", "cosine"]
@@ -18,7 +19,7 @@ class LinearProbeConfig:
     """SGD as in the papers, or a fast exact one: L-BFGS on softmax regression, or ridge regression on ±1 targets."""
     learning_rates: tuple[float, ...] = (30.0,)  # MoCo, main_lincls.py, at batch size 256
     """One classifier per learning rate is trained, all of them in one pass over the features (SGD only)."""
-    regularisations: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+    regularisations: tuple[float, ...] = free((1e-5, 1e-4, 1e-3, 1e-2, 1e-1))
     """Weights λ of the squared norm, one classifier each: mean loss + λ/2·‖W‖² (L-BFGS and ridge only)."""
     epochs: int = 100  # MoCo, main_lincls.py
     """Passes over the training data (SGD only)."""
@@ -40,16 +41,16 @@ class LinearProbeConfig:
     """Whether a BatchNorm1d follows the linear layer, as in the code behind the paper's BYOL rows."""
     augment: bool = False
     """Random resized crop and flip of the training images: nothing is cached, the backbone runs in every epoch."""
-    evaluate_every_epochs: int = 1
+    evaluate_every_epochs: int = free(1)
     """Epochs between evaluations; `best` is the best of them."""
     held_out_fraction: float = 0.0
     """Part of the training data kept back to choose among several classifiers; 0 chooses on the test data, and says so.
 
     L-BFGS and ridge fit the one chosen again to all training data.
     """
-    allow_missing_classes: bool = False
+    allow_missing_classes: bool = free(False)
     """Accept training or test data in which some class has no image."""
-    seed: int = 0
+    seed: int = free(0)
     """Key of the initial weights, the order of the data, the held-out part and the augmentation."""
 
     def __post_init__(self) -> None:

@@ -1,0 +1,86 @@
+"""What the fields of a config say about themselves: whether an outcome depends on them, and what they were called.
+
+    @dataclass(frozen=True, kw_only=True)
+    class DataConfig:
+        views: str = field(default="byol", metadata=formerly("recipe"))
+        num_workers: int = incidental(0)
+
+`recipe` is still read wherever configs are, and digests know the field by that name; none knows `num_workers`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from typing import Any
+
+_INCIDENTAL, _FREE, _FORMERLY = "incidental", "free", "formerly"
+
+
+def incidental(default: Any = MISSING, *, metadata: Mapping[str, Any] | None = None) -> Any:
+    """A field on which no outcome depends: where data lies, how often something is saved or watched."""
+    return field(default=default, metadata={**(metadata or {}), _INCIDENTAL: True})
+
+
+def free(default: Any = MISSING, *, metadata: Mapping[str, Any] | None = None) -> Any:
+    """A field that changes the outcome, but is no part of the recipe or protocol: two seeds are runs of one recipe."""
+    return field(default=default, metadata={**(metadata or {}), _FREE: True})
+
+
+def formerly(*names: str) -> dict[str, Any]:
+    """Metadata of a renamed field: its former names, the oldest first. All are still read; the oldest is digested."""
+    return {_FORMERLY: names}
+
+
+def is_incidental(setting: Field[Any]) -> bool:
+    """Whether no outcome depends on the field."""
+    return bool(setting.metadata.get(_INCIDENTAL))
+
+
+def is_free(setting: Field[Any]) -> bool:
+    """Whether the field may differ between two instances of one recipe."""
+    return is_incidental(setting) or bool(setting.metadata.get(_FREE))
+
+
+def first_name(setting: Field[Any]) -> str:
+    """The name under which the field was first written down, and is digested."""
+    names: tuple[str, ...] = (*setting.metadata.get(_FORMERLY, ()), setting.name)
+    return names[0]
+
+
+def former_names(config: Any) -> dict[str, str]:
+    """The present name for each former one among the fields of a config or its class."""
+    return {former: setting.name for setting in fields(config) for former in setting.metadata.get(_FORMERLY, ())}
+
+
+def outcome_relevant(config: Any) -> dict[str, Any]:
+    """Plain values of all that the outcome depends on, under their first names: what a digest is made of."""
+    kept = (setting for setting in fields(config) if setting.init and not is_incidental(setting))
+    return {first_name(setting): _plain(getattr(config, setting.name)) for setting in kept}
+
+
+def incidental_names(config: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted names of all incidental fields, those of the sections included."""
+    for setting in fields(config):
+        value = getattr(config, setting.name)
+        if is_incidental(setting):
+            yield f"{prefix}{setting.name}"
+        elif is_dataclass(value):
+            yield from incidental_names(value, f"{prefix}{setting.name}.")
+
+
+def with_present_names(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values`, saved from an earlier version of this config, under the present names of its fields."""
+    names = former_names(config)
+    present = {names.get(name, name): value for name, value in values.items()}
+    for name, value in present.items():
+        section = getattr(config, name, None)
+        if is_dataclass(section) and isinstance(value, Mapping):
+            present[name] = with_present_names(section, value)
+    return present
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return outcome_relevant(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

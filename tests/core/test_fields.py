@@ -1,0 +1,54 @@
+"""Fields say whether an outcome depends on them and what they were called."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from sts_core.fields import (
+    former_names,
+    formerly,
+    free,
+    incidental,
+    incidental_names,
+    is_free,
+    outcome_relevant,
+    with_present_names,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oven:
+    place: str = incidental()
+    degrees: int = field(default=180, metadata=formerly("temperature", "heat"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cake:
+    oven: Oven
+    layers: tuple[int, ...] = (1, 2)
+    guests: int = free(4)
+    notes: str = incidental("", metadata=formerly("remarks"))
+    sides: Mapping[str, Oven] = field(default_factory=dict)
+
+
+CAKE = Cake(oven=Oven(place="left"), sides={"cream": Oven(place="right", degrees=0)})
+
+
+def test_a_digest_is_made_of_what_the_outcome_depends_on_under_the_oldest_names() -> None:
+    assert outcome_relevant(CAKE) == {
+        "oven": {"temperature": 180},
+        "layers": [1, 2],
+        "guests": 4,
+        "sides": {"cream": {"temperature": 0}},
+    }
+
+
+def test_incidental_fields_are_named_in_all_sections_and_free_ones_are_more() -> None:
+    assert set(incidental_names(CAKE)) == {"oven.place", "notes"}
+    assert [setting.name for setting in fields(Cake) if is_free(setting)] == ["guests", "notes"]
+
+
+def test_values_saved_under_former_names_get_the_present_ones() -> None:
+    assert former_names(Cake) == {"remarks": "notes"}
+    saved = {"oven": {"heat": 200, "place": "left"}, "remarks": "good", "unknown": 1}
+    present = {"oven": {"degrees": 200, "place": "left"}, "notes": "good", "unknown": 1}
+    assert with_present_names(CAKE, saved) == with_present_names(CAKE, present) == present
