@@ -1,12 +1,14 @@
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from torchvision import transforms
 
 from sts_core.errors import ConfigError
-from sts_eval import CentreCrop, CleanFolder, image_folder
+from sts_eval import Backbone, CentreCrop, CleanFolder, DataError, image_folder
 from sts_eval.features import images
+from sts_eval.features.backbone_source import timm_preprocessing
 from sts_eval.features.images import (
     CROP_RATIO,
     CROP_SCALE,
@@ -111,7 +113,7 @@ def test_a_view_is_a_function_of_seed_epoch_and_index_alone():
     dataset = [(photograph(60, 50, seed=i), i) for i in range(4)]
 
     def view(seed, epoch, index):
-        return AugmentedSamples(dataset, image_size=32, seed=seed, epoch=epoch)[index][0]
+        return AugmentedSamples(dataset, test_view=CentreCrop(32), seed=seed, epoch=epoch)[index][0]
 
     assert torch.equal(view(1, 2, 3), view(1, 2, 3))
     others = [view(0, 2, 3), view(1, 3, 3), view(1, 2, 2)]
@@ -121,13 +123,40 @@ def test_a_view_is_a_function_of_seed_epoch_and_index_alone():
 
 def test_half_of_the_views_are_flipped():
     ramp = Image.fromarray(np.tile(np.arange(0, 250, 5, dtype=np.uint8), (50, 1))).convert("RGB")
-    samples = AugmentedSamples([(ramp, 0)] * 400, image_size=16, seed=0, epoch=0)
+    samples = AugmentedSamples([(ramp, 0)] * 400, test_view=CentreCrop(16), seed=0, epoch=0)
     falling = sum(bool(samples[i][0][0, 8, 0] > samples[i][0][0, 8, -1]) for i in range(400))
     assert 160 < falling < 240
 
 
 def test_tensors_and_images_are_cropped_alike():
     image = photograph(64, 64)
-    from_image = AugmentedSamples([(image, 0)], image_size=48, seed=5, epoch=1)[0][0]
-    from_tensor = AugmentedSamples([(normalised(image), 0)], image_size=48, seed=5, epoch=1)[0][0]
+    from_image = AugmentedSamples([(image, 0)], test_view=CentreCrop(48), seed=5, epoch=1)[0][0]
+    from_tensor = AugmentedSamples([(normalised(image), 0)], test_view=CentreCrop(48), seed=5, epoch=1)[0][0]
     assert (from_image - from_tensor).abs().max() < 0.06  # one grey level is 0.017, and the image is rounded twice
+
+
+def test_an_image_of_sixteen_bits_is_refused_and_not_clipped_to_white():
+    deep = Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16))
+    with pytest.raises(DataError, match="8 bits per channel, got mode 'I;16': convert it"):
+        CentreCrop(8)(deep)
+
+
+def test_a_timm_network_brings_its_own_preprocessing_and_any_of_it_can_be_given():
+    module = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    source = Backbone(module, preprocessing=timm_preprocessing(module))
+    view = source.transform()
+    assert (view.image_size, view.resize, view.interpolation) == (224, 248, "bicubic")
+    assert (view.mean, view.std) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    image = photograph(300, 280)
+    expected = timm.data.create_transform(**timm.data.resolve_model_data_config(module))(image)
+    assert torch.allclose(view(image), expected, atol=1e-5)
+    given = source.transform(image_size=96, resize=96, mean=(0.4, 0.4, 0.4))
+    assert (given.image_size, given.resize, given.mean, given.interpolation) == (96, 96, (0.4,) * 3, "bicubic")
+    assert Backbone(module).transform().mean == CentreCrop().mean
+
+
+def test_the_augmented_crops_have_the_statistics_of_the_tests_view():
+    image = Image.fromarray(np.full((20, 20, 3), 255, dtype=np.uint8))
+    view = CentreCrop(16, mean=(0.0, 0.0, 0.0), std=(0.5, 0.5, 0.5), interpolation="bicubic")
+    crop = AugmentedSamples([(image, 0)], test_view=view, seed=0, epoch=0)[0][0]
+    assert torch.allclose(crop, torch.full((3, 16, 16), 2.0))

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from sts_core import distributed
-from sts_eval import FeatureConfig, moco_protocol
+from sts_eval import CentreCrop, FeatureConfig, moco_protocol
 from sts_eval.features.extraction import FrozenBackbone
 from sts_eval.probes.linear.sources import AugmentedFeatures
 from tests import processes
@@ -55,6 +55,6 @@ def test_each_process_reads_its_share_of_labels_that_are_not_listed(monkeypatch)
     shares = []
     for rank in range(3):  # the sum over processes is what sum_over_ranks_ would make of them
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        shares.append(AugmentedFeatures(data, 8, moco_protocol(batch_size=2), backbone).labels)
+        shares.append(AugmentedFeatures(data, CentreCrop(8), moco_protocol(batch_size=2), backbone).labels)
     assert [int((share > 0).sum()) for share in shares] == [4, 4, 3]
     assert torch.equal(sum(shares), labels)

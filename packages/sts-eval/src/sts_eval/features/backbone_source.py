@@ -1,4 +1,4 @@
-"""Where a backbone comes from: a module, a checkpoint of ours, a file of weights for a timm network, or a timm name.
+"""Where a backbone comes from: a module, a checkpoint of ours, a file of anyone's weights, or a timm name.
 
 Weights are matched by name and shape, all of them or not at all. A partial match that is accepted leaves part of the
 network at random values, and the evaluation looks like a bad method: the classic mistake, refused here.
@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sts_core.errors import ConfigError
 from sts_eval.errors import CheckpointError
+from sts_eval.features.foreign_weights import load_foreign_, read_checkpoint
+from sts_eval.features.images import CentreCrop
 from sts_eval.features.samples import some
 
 MANIFEST = {"format": "sts-backbone", "version": 1}
@@ -28,24 +29,55 @@ class Backbone:
     module: nn.Module
     manifest: Mapping[str, Any] = field(default_factory=dict)
     """What the checkpoint says of itself: backbone, stem, network (teacher or student), method, step."""
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `CentreCrop` that the weights were trained for; a timm network brings its own."""
+
+    def transform(self, **changes: Any) -> CentreCrop:
+        """The test's view of an image as this network expects it; any argument of `CentreCrop` can be given."""
+        return CentreCrop(**{**self.preprocessing, **changes})
 
 
 def load_source(
-    source: nn.Module | str | Path, *, build: Callable[..., nn.Module] | None = None, network: str | None = None
+    source: nn.Module | str | Path,
+    *,
+    build: Callable[..., nn.Module] | None = None,
+    network: str | None = None,
+    backbone: str | nn.Module | None = None,
+    prefix: str | None = None,
 ) -> Backbone:
     """A backbone from a module, from a checkpoint file (or a run's folder and `network`), or from a timm name.
 
     `build(name, stem=...)` makes the network that a checkpoint names; without it only timm's networks are known. A
-    timm name gives the pretrained network.
+    timm name gives the pretrained network. Weights of other people need `backbone`, the network (or its name) that
+    they belong to: its tensors are found in the file, behind `prefix` where that is given.
     """
     if isinstance(source, nn.Module):
         return Backbone(source)
     path = _checkpoint_file(Path(source), network)
+    if path is not None and backbone is not None:
+        module = (build or timm_backbone)(backbone) if isinstance(backbone, str) else backbone
+        name = backbone if isinstance(backbone, str) else type(backbone).__name__
+        return Backbone(module, {"backbone": name, "prefix": load_foreign_(module, path, prefix=prefix)})
     if path is not None:
         return _from_checkpoint(path, build or timm_backbone)
     if Path(source).suffix or len(Path(source).parts) > 1:
         raise CheckpointError(f"a checkpoint must be a file, but {source} does not exist: check the path")
-    return Backbone(_pretrained(str(source)), {"backbone": str(source), "pretrained": True})
+    module = _pretrained(str(source))
+    return Backbone(module, {"backbone": str(source), "pretrained": True}, timm_preprocessing(module))
+
+
+def timm_preprocessing(module: nn.Module) -> dict[str, Any]:
+    """Size, resize, interpolation, mean and deviation with which timm evaluates a network of its own."""
+    from timm.data import resolve_model_data_config
+
+    found = resolve_model_data_config(module)
+    if found["crop_mode"] != "center":
+        raise ConfigError(
+            f"the test's view is a centre crop, but this network wants {found['crop_mode']}: crop yourself"
+        )
+    side = int(found["input_size"][-1])
+    names = ("interpolation", "mean", "std")
+    return {"image_size": side, "resize": int(side / found["crop_pct"]), **{name: found[name] for name in names}}
 
 
 def _pretrained(name: str) -> nn.Module:
@@ -121,7 +153,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(file.read_text())
     except FileNotFoundError:
         raise CheckpointError(
-            f"a backbone needs its manifest beside it, but {file} does not exist: copy it too"
+            f"a backbone needs its manifest beside it, but {file} does not exist: copy it too, or name the network "
+            "of other people's weights with backbone="
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise CheckpointError(
@@ -137,16 +170,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a .safetensors file, or of a torch file that holds a flat dict of them; no code is unpickled."""
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # each reader has its own; the remedy is the same
-        raise CheckpointError(
-            f"{path} must be a readable file of tensors, but it is not ({_reason(error)}): copy it again"
-        ) from None
+    loaded = read_checkpoint(path)
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise CheckpointError(f"{path} must hold a flat dict of tensors, which it does not: save module.state_dict()")
     return loaded

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sts_eval.errors import DataError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 CROP_SCALE = (0.08, 1.0)  # MoCo, main_lincls.py: torchvision's defaults
 CROP_RATIO = (3.0 / 4.0, 4.0 / 3.0)
 CROP_ATTEMPTS = 10
@@ -26,11 +28,18 @@ IMAGE_SUFFIXES = frozenset(  # those of sts-methods
 )
 
 
-def normalised(image: Any) -> Tensor:
-    """A PIL image as a float tensor [3, H, W] with ImageNet's statistics."""
-    pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
-    mean, std = (255.0 * torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
-    return pixels.sub_(mean).div_(std).contiguous()
+def rgb(image: Any) -> Any:
+    """A PIL image with three channels of eight bits; of more bits Pillow would keep the lowest, or clip to white."""
+    if image.mode.startswith(("I", "F")):
+        raise DataError(f"an image must have 8 bits per channel, got mode {image.mode!r}: convert it")
+    return image.convert("RGB")
+
+
+def normalised(image: Any, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD) -> Tensor:
+    """A PIL image as a float tensor [3, H, W], less `mean` and divided by `std` (ImageNet's)."""
+    pixels = torch.from_numpy(np.array(rgb(image))).permute(2, 0, 1).float()
+    shift, scale = (255.0 * torch.tensor(values)[:, None, None] for values in (mean, std))
+    return pixels.sub_(shift).div_(scale).contiguous()
 
 
 def centre_box(size: tuple[int, int], side: int) -> tuple[int, int, int, int]:
@@ -39,29 +48,46 @@ def centre_box(size: tuple[int, int], side: int) -> tuple[int, int, int, int]:
     return left, top, left + side, top + side
 
 
-def centre_crop(image: Any, side: int, *, resize: int) -> Any:
+def centre_crop(image: Any, side: int, *, resize: int, interpolation: str = "bilinear") -> Any:
     """The central side x side pixels of a PIL image whose shorter side becomes `resize`: torchvision's to the pixel."""
     from PIL import Image
 
     width, height = (int(resize * length / min(image.size)) for length in image.size)
-    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    resized = image.resize((width, height), Image.Resampling[interpolation.upper()])
     return resized.crop(centre_box(resized.size, side))
 
 
 class CentreCrop:
-    """The evaluation transform: shorter side to `image_size`·256/224, centre crop, normalise."""
+    """The evaluation transform: shorter side to `resize` (`image_size`·256/224), centre crop, normalise.
 
-    def __init__(self, image_size: int = 224, *, resize: int | None = None) -> None:
-        self.image_size = image_size
+    `Backbone.transform` gives the one that a timm network was trained for.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 224,
+        *,
+        resize: int | None = None,
+        interpolation: str = "bilinear",
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ) -> None:
+        self.image_size, self.interpolation = image_size, interpolation
+        self.mean, self.std = tuple(mean), tuple(std)
+        if interpolation not in INTERPOLATIONS:
+            raise ConfigError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}")
         self.resize = resize if resize is not None else round(image_size * 256 / 224)
         if not 1 <= image_size <= self.resize:
             raise ConfigError(f"resize must be at least image_size={image_size}, got {self.resize}: raise it")
 
     def __call__(self, image: Any) -> Tensor:
-        return normalised(centre_crop(image.convert("RGB"), self.image_size, resize=self.resize))
+        view = centre_crop(rgb(image), self.image_size, resize=self.resize, interpolation=self.interpolation)
+        return normalised(view, self.mean, self.std)
 
     def __repr__(self) -> str:
-        return f"CentreCrop({self.image_size}, resize={self.resize})"
+        usual = (self.interpolation, self.mean, self.std) == ("bilinear", IMAGENET_MEAN, IMAGENET_STD)
+        rest = "" if usual else f", interpolation={self.interpolation!r}, mean={self.mean}, std={self.std}"
+        return f"CentreCrop({self.image_size}, resize={self.resize}{rest})"
 
 
 def is_image(path: str) -> bool:
@@ -84,11 +110,21 @@ class _ClassFolders(ImageFolder):  # type: ignore[misc]  # torchvision is untype
         return names, {name: label for label, name in enumerate(names)}
 
 
-def image_folder(root: str | Path, *, image_size: int | None = 224, resize: int | None = None) -> Any:
-    """The images under `root/<class>/`, centre-cropped, or as they are with `image_size=None` (augmented probe)."""
+def image_folder(
+    root: str | Path,
+    *,
+    image_size: int | None = 224,
+    resize: int | None = None,
+    transform: Callable[[Any], Any] | None = None,
+) -> Any:
+    """The images under `root/<class>/`, centre-cropped, or as they are with `image_size=None` (augmented probe).
+
+    `transform`, for instance `load_source("vit_small_patch16_224").transform()`, takes the place of the centre crop.
+    """
     if not Path(root).is_dir():
         raise DataError(f"an image folder must exist with one folder per class, but {root} does not: check the path")
-    transform = None if image_size is None else CentreCrop(image_size, resize=resize)
+    if transform is None and image_size is not None:
+        transform = CentreCrop(image_size, resize=resize)
     try:
         return _ClassFolders(str(root), transform=transform, is_valid_file=is_image)
     except FileNotFoundError as error:
@@ -120,8 +156,9 @@ class AugmentedSamples(Dataset[Any]):
     What a sample looks like is a function of (seed, epoch, index) only, whatever process or worker asks for it.
     """
 
-    def __init__(self, dataset: Any, *, image_size: int, seed: int, epoch: int) -> None:
-        self.dataset, self.image_size, self.seed, self.epoch = dataset, image_size, seed, epoch
+    def __init__(self, dataset: Any, *, test_view: CentreCrop, seed: int, epoch: int) -> None:
+        self.dataset, self.seed, self.epoch = dataset, seed, epoch
+        self.test_view, self.image_size = test_view, test_view.image_size
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -142,5 +179,6 @@ class AugmentedSamples(Dataset[Any]):
         from PIL import Image
 
         top, left, height, width = random_crop_box(image.height, image.width, draws)
-        crop = image.crop((left, top, left + width, top + height))
-        return normalised(crop.convert("RGB").resize((self.image_size,) * 2, Image.Resampling.BILINEAR))
+        crop, view = rgb(image.crop((left, top, left + width, top + height))), self.test_view
+        resized = crop.resize((self.image_size,) * 2, Image.Resampling[view.interpolation.upper()])
+        return normalised(resized, view.mean, view.std)

@@ -9,6 +9,7 @@ from torch import nn
 
 from sts_core.errors import ConfigError
 from sts_eval.features.extraction import FeatureConfig, Features, FrozenBackbone, extract_features
+from sts_eval.features.images import CentreCrop
 from sts_eval.features.samples import check_labels, check_same_classes
 from sts_eval.features.unchanged import untouched
 from sts_eval.probes.accuracy import allowed_ks
@@ -109,7 +110,7 @@ def linear_probe(
         source: CachedFeatures | AugmentedFeatures
         if config.augment:
             frozen = _frozen(train, backbone, features, device)
-            source = AugmentedFeatures(train, _side_of(test), config, frozen)
+            source = AugmentedFeatures(train, _view_of(test), config, frozen)
         else:
             source = CachedFeatures(_features(train, backbone, features, cache, device), config)
         num_classes = _check(source, tested, config)
@@ -137,11 +138,12 @@ def _run(
     return train_by_sgd(source, splits, ks, config, num_classes=num_classes, device=device, state_file=file)
 
 
-def _side_of(test: Any) -> int:
-    """The side of the test images, which the augmented crops get too."""
+def _view_of(test: Any) -> CentreCrop:
+    """How the test images are shown: the augmented crops get their side, and where it is known their statistics."""
     if isinstance(test, Features):
         raise ConfigError("augment=True needs the test images to know their size, got features: pass the dataset")
-    return int(test[0][0].shape[-1])
+    transform = getattr(test, "transform", None)
+    return transform if isinstance(transform, CentreCrop) else CentreCrop(int(test[0][0].shape[-1]))
 
 
 def _features(

@@ -10,7 +10,7 @@ from torch import Tensor
 from sts_core import distributed
 from sts_core.errors import ConfigError
 from sts_eval.features.extraction import Features, FrozenBackbone
-from sts_eval.features.images import AugmentedSamples
+from sts_eval.features.images import AugmentedSamples, CentreCrop
 from sts_eval.features.samples import class_names, labels_of, load_batches
 from sts_eval.probes.linear.protocol import LinearProbeConfig
 
@@ -81,12 +81,14 @@ class CachedFeatures(TrainingFeatures):
 class AugmentedFeatures(TrainingFeatures):
     """Features of fresh crops."""
 
-    def __init__(self, dataset: Any, image_size: int, config: LinearProbeConfig, backbone: FrozenBackbone) -> None:
+    def __init__(
+        self, dataset: Any, test_view: CentreCrop, config: LinearProbeConfig, backbone: FrozenBackbone
+    ) -> None:
         if config.held_out_fraction:
             raise ConfigError(
                 f"held_out_fraction needs augment=False, got {config.held_out_fraction} with augment=True: change one"
             )
-        self.dataset, self.image_size, self.config, self.backbone = dataset, image_size, config, backbone
+        self.dataset, self.test_view, self.config, self.backbone = dataset, test_view, config, backbone
         self.num_rows, self.classes = len(dataset), class_names(dataset)
         self.num_features = backbone.num_features(self._samples(0))
         first = dataset[0][0]  # tensors were cropped or resized before, which the published protocols do not do
@@ -105,7 +107,7 @@ class AugmentedFeatures(TrainingFeatures):
         return distributed.sum_over_ranks_(labels)
 
     def _samples(self, epoch: int) -> AugmentedSamples:
-        return AugmentedSamples(self.dataset, image_size=self.image_size, seed=self.config.seed, epoch=epoch)
+        return AugmentedSamples(self.dataset, test_view=self.test_view, seed=self.config.seed, epoch=epoch)
 
     def sample(self, count: int) -> Tensor:
         rows = torch.linspace(0, self.num_rows - 1, count).long().tolist()
