@@ -173,6 +173,18 @@ def test_labels_and_indices_belong_to_their_images(tmp_path: Path, recipe: str) 
 
     assert torch.equal(index(batch.views[0]), batch.indices)
     assert torch.equal(index(batch.labelled) % 4, batch.labels)
+    if recipe == "mean_teacher":
+        assert torch.equal(index(batch.teachers_labelled_part()), index(batch.labelled))
+
+
+def test_mean_teacher_sees_labelled_images_in_two_views_and_fixmatch_in_one() -> None:
+    data = DataConfig(recipe="mean_teacher", num_labels=40, unlabelled_ratio=2)
+    (batch,) = step(build(data), 0)
+    assert batch.labelled is not None
+    assert batch.teachers_labelled_part().shape == batch.labelled.shape
+    assert not torch.equal(batch.teachers_labelled_part(), batch.labelled)
+    (other,) = step(build(replace(data, recipe="fixmatch")), 0)
+    assert other.teachers_labelled is None
 
 
 @pytest.mark.parametrize(

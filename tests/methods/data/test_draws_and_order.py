@@ -64,6 +64,17 @@ def test_without_gaps_each_image_comes_once_per_round_even_in_batches_larger_tha
     assert all(sorted(seen[7 * r : 7 * r + 7]) == list(range(7)) for r in range(16))
 
 
+def test_many_epochs_shuffled_together_show_each_image_as_often_and_no_copy_twice() -> None:
+    sampler = StatelessSampler(num_samples=7, batch_size=16, seed=5, stream=1, drop_last=False, copies=16)
+    batches = [sampler.batch(k) for k in range(14)]  # two rounds of 7 x 16
+    seen = [pair for keys in batches for pair in zip(keys.indices.tolist(), keys.epochs.tolist(), strict=True)]
+    assert sorted(seen[:112]) == [(image, epoch) for image in range(7) for epoch in range(16)]
+    assert sorted(seen[112:]) == [(image, epoch) for image in range(7) for epoch in range(16, 32)]
+    fresh = StatelessSampler(num_samples=7, batch_size=16, seed=5, stream=1, drop_last=False, copies=16).batch(9)
+    assert np.array_equal(fresh.indices, batches[9].indices)
+    assert np.array_equal(fresh.epochs, batches[9].epochs)
+
+
 def test_a_fresh_sampler_in_mid_epoch_continues_as_the_old_one() -> None:
     old = StatelessSampler(num_samples=103, batch_size=10, seed=5, stream=0, drop_last=True)
     batches = [old.batch(k).indices for k in range(37)]

@@ -64,6 +64,7 @@ def test_the_loss_and_metrics_of_a_batch_on_a_gpu_stay_there(name: str) -> None:
             indices=torch.arange(NUM_IMAGES),
             step=0,
             labelled=images(),
+            teachers_labelled=images(),
             labels=torch.zeros(NUM_IMAGES, dtype=torch.int64, device=GPU),
         )
         result = on_gpu(method)(batch)

@@ -95,8 +95,9 @@ def global_batch(step: int) -> Batch:
     draw = torch.Generator().manual_seed(100 + step)
     views = tuple(torch.randn(NUM_IMAGES, 3, size, size, generator=draw) for size in (8, 8, 6))
     labels = torch.randint(0, 3, (4,), generator=draw)
-    labelled = torch.randn(4, 3, 8, 8, generator=draw)
-    return Batch(views=views, indices=torch.arange(NUM_IMAGES), step=step, labelled=labelled, labels=labels)
+    labelled, teachers = (torch.randn(4, 3, 8, 8, generator=draw) for _ in range(2))
+    indices = torch.arange(NUM_IMAGES)
+    return Batch(views=views, indices=indices, step=step, labelled=labelled, labels=labels, teachers_labelled=teachers)
 
 
 def local_batch(step: int, num_views: int) -> Batch:
@@ -108,6 +109,7 @@ def local_batch(step: int, num_views: int) -> Batch:
         step=step,
         labelled=share(labelled),
         labels=share(labels),
+        teachers_labelled=share(whole.teachers_labelled_part()),
     )
 
 

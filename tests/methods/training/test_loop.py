@@ -116,8 +116,11 @@ def test_the_momentum_follows_its_schedule_and_a_spatial_ensemble_stays_one(tmp_
 
     assert applied("constant") == [0.9] * 4
     assert applied("cosine", momentum_schedule="cosine") == pytest.approx([0.9, 0.914645, 0.95, 0.985355], abs=1e-6)
+    moving = temporal_moving_average(0.7, buffers="keep")
+    assert applied("warmup", smoothing=moving, momentum_schedule="warmup") == pytest.approx([1 / 2, 2 / 3, 0.7, 0.7])
     ensemble = spatial_ensemble(0.5, buffers="keep")
     assert applied("ensemble", smoothing=ensemble, momentum_schedule="cosine") == [0.0] * 4
+    assert applied("ensemble_warmup", smoothing=ensemble, momentum_schedule="warmup") == [0.0] * 4
 
 
 def test_a_banks_teachers_are_those_of_separate_runs(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from sts_core import ConfigError
 
 Network = Literal["teacher", "student"]
+LabelledOrder = Literal["random", "epochs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,8 @@ class Batch:
     """Weakly augmented labelled images (FixMatch, Mean Teacher)."""
     labels: Tensor | None = None
     """Their classes."""
+    teachers_labelled: Tensor | None = None
+    """The teacher's view of the labelled images (Mean Teacher)."""
 
     def labelled_part(self) -> tuple[Tensor, Tensor]:
         """The labelled images and their classes, for methods that cannot do without."""
@@ -33,3 +36,11 @@ class Batch:
                 "this method learns from labels too, got a batch without: choose data.views that come with labels"
             )
         return self.labelled, self.labels
+
+    def teachers_labelled_part(self) -> Tensor:
+        """The teacher's view of the labelled images, for methods that cannot do without."""
+        if self.teachers_labelled is None:
+            raise ConfigError(
+                "this method needs a second view of labelled images: choose data.views that come with one"
+            )
+        return self.teachers_labelled

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sts_core import cosine_momentum
 from sts_core.files import write_atomically
 from sts_eval import read_results
 from sts_eval.report.build import write_report
@@ -77,11 +76,8 @@ def _scheduled(training: TrainingConfig, line: Mapping[str, Any], *, total_steps
     Where no update was left out (after a loss that was not finite, or float16 gradients that overflowed), it is that of
     the line's own step. The last of u updates, of which some were left out, belongs to any step from u on.
     """
-    start = training.smoothing.momentum
-    if training.momentum_schedule == "constant" or start == 0:
-        return [start]
     steps = range(int(line.get("num_updates", line["step"])) - 1, int(line["step"]))
-    return [cosine_momentum(step, total_steps=total_steps, start=start) for step in steps]
+    return [training.momentum_at(step, total_steps=total_steps) for step in steps]
 
 
 def _same(applied: float, sampled: float) -> bool:

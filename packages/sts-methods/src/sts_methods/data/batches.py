@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sts_core.errors import ConfigError
-from sts_methods.batch import Batch
+from sts_methods.batch import Batch, LabelledOrder
 from sts_methods.data.config import DataConfig
 from sts_methods.data.datasets import dataset_record, open_source
 from sts_methods.data.evaluation_set import EvaluationDataset
@@ -16,7 +16,9 @@ from sts_methods.data.loaders import ArrayFeed, FileFeed, Pictures, Request
 from sts_methods.data.sampler import Place, StatelessSampler
 from sts_methods.data.sources import ImageArrays, Source, Statistics
 from sts_methods.draws import LABELLED_ORDER_STREAM, ORDER_STREAM, Keys
-from sts_methods.views.specs import WeakView
+from sts_methods.views.specs import VIEWS, WeakView
+
+RANDOM_STEPS = 1024  # kekmodel dataset/cifar.py: labels repeated to fill as many batches, and shuffled
 
 
 class TrainingData:
@@ -24,7 +26,7 @@ class TrainingData:
 
     def __init__(
         self, source: Source, feed: ArrayFeed | FileFeed, split: LabelSplit | None, *, place: Place, ratio: int,
-        seed: int, global_batch_size: int, device: torch.device, statistics: Statistics,
+        seed: int, global_batch_size: int, device: torch.device, statistics: Statistics, labelled_order: LabelledOrder,
     ) -> None:  # fmt: skip
         self.num_samples = len(source)
         self.num_classes = None if source.classes is None else len(source.classes)
@@ -43,6 +45,7 @@ class TrainingData:
             self._labelled_sampler = StatelessSampler(
                 num_samples=split.num_labels, batch_size=global_batch_size, seed=seed, stream=LABELLED_ORDER_STREAM,
                 drop_last=False,
+                copies=1 if labelled_order == "epochs" else -(-RANDOM_STEPS * global_batch_size // split.num_labels),
             )  # fmt: skip
         self.steps_per_epoch = self._sampler.steps_per_epoch
 
@@ -78,11 +81,14 @@ class TrainingData:
     def _batch(self, request: Request, pictures: Pictures) -> Batch:
         views = tuple(normalise(x, self._statistics) for x in pictures.views)
         indices = torch.from_numpy(pictures.indices).to(self._device)
-        if pictures.labelled is None or self._labels is None:
+        if not pictures.labelled or self._labels is None:
             return Batch(views=views, indices=indices, step=request.step)
         labels = torch.from_numpy(self._labels[pictures.labelled_indices]).to(self._device)
-        labelled = normalise(pictures.labelled, self._statistics)
-        return Batch(views=views, indices=indices, step=request.step, labelled=labelled, labels=labels)
+        labelled, *teachers = (normalise(x, self._statistics) for x in pictures.labelled)
+        return Batch(
+            views=views, indices=indices, step=request.step, labelled=labelled, labels=labels,
+            teachers_labelled=teachers[0] if teachers else None,
+        )  # fmt: skip
 
 
 def normalise(images: Tensor, statistics: Statistics) -> Tensor:
@@ -107,26 +113,32 @@ def _label_split(config: DataConfig, source: Source, seed: int) -> LabelSplit | 
 def _feed(
     config: DataConfig, source: Source, split: LabelSplit | None, seed: int, device: torch.device
 ) -> ArrayFeed | FileFeed:
-    views = config.views()
+    views, num_labelled_views = config.views(), VIEWS[config.recipe].num_labelled_views
     on_device = device.type != "cpu" if config.device_augmentation is None else config.device_augmentation
     if isinstance(source, ImageArrays):
         if any(isinstance(view, WeakView) for view in views):
             source = source.resized(config.image_size)
-        return ArrayFeed(source, views, seed=seed, device=device, on_device=on_device or device.type != "cpu")
+        return ArrayFeed(
+            source, views, seed=seed, device=device, on_device=on_device or device.type != "cpu",
+            num_labelled_views=num_labelled_views,
+        )  # fmt: skip
     return FileFeed(
         source, views, seed=seed, device=device, num_workers=config.num_workers, skip=config.on_error == "skip",
         on_device=on_device, labelled_set=None if split is None else split.indices,
+        num_labelled_views=num_labelled_views,
     )  # fmt: skip
 
 
 def build_training_data(
     config: DataConfig, *, seed: int, global_batch_size: int, accumulation: int = 1, rank: int = 0, world_size: int = 1,
-    device: torch.device | None = None,
+    device: torch.device | None = None, labelled_order: LabelledOrder = "epochs",
 ) -> TrainingData:  # fmt: skip
     """The training data of one rank.
 
     `global_batch_size` counts the images of one optimizer step over all ranks and micro-batches: the labelled ones for
     semi-supervised views (64 in FixMatch, beside `unlabelled_ratio` times as many unlabelled), all images otherwise.
+    `labelled_order` "epochs" shows every labelled image once before any comes again (Mean Teacher), "random" draws
+    from a long list of all of them (FixMatch).
     """
     if global_batch_size < 1 or global_batch_size % (accumulation * world_size):
         raise ConfigError(
@@ -146,6 +158,7 @@ def build_training_data(
         global_batch_size=global_batch_size,
         device=device,
         statistics=dataset_record(config.dataset).statistics,
+        labelled_order=labelled_order,
     )
 
 

@@ -38,7 +38,8 @@ class Pictures:
     views: tuple[Tensor, ...]
     indices: IntArray
     """The images shown: those asked for, or what took the place of unreadable ones."""
-    labelled: Tensor | None = None
+    labelled: tuple[Tensor, ...] = ()
+    """The student's view of the labelled images and, in Mean Teacher, the teacher's."""
     labelled_indices: IntArray | None = None
     failures: dict[int, str] = field(default_factory=dict)
     """Message for each image that could not be read, by index."""
@@ -46,7 +47,7 @@ class Pictures:
     def pin_memory(self) -> "Pictures":
         """Called by the loader when the device is a GPU, so that copies overlap with computation."""
         self.views = tuple(x.pin_memory() for x in self.views)
-        self.labelled = None if self.labelled is None else self.labelled.pin_memory()
+        self.labelled = tuple(x.pin_memory() for x in self.labelled)
         return self
 
 
@@ -56,8 +57,11 @@ class ArrayFeed:
     On a CPU (`on_device` False) only the crops are batched, the rest goes picture by picture: 1.5 times faster.
     """
 
-    def __init__(self, source: ImageArrays, views: Views, *, seed: int, device: torch.device, on_device: bool) -> None:
-        self._on_device = on_device
+    def __init__(
+        self, source: ImageArrays, views: Views, *, seed: int, device: torch.device, on_device: bool,
+        num_labelled_views: int = 1,
+    ) -> None:  # fmt: skip
+        self._on_device, self._num_labelled_views = on_device, num_labelled_views
         self._images = source.images.permute(0, 2, 3, 1).contiguous().to(device)  # [N, H, W, C]: an image is one run
         self._views, self._seed, self._device = views, seed, device
         self.fingerprint = source.fingerprint()
@@ -66,13 +70,15 @@ class ArrayFeed:
     def pictures(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Pictures]]:
         for request in requests:
             keys = request.unlabelled
-            images = self._take(keys)
-            views = tuple(self._view(images, k, keys, VIEW_STREAM) for k in range(len(self._views)))
-            made = Pictures(views, keys.indices)
+            made = Pictures(self._of(keys, len(self._views), VIEW_STREAM), keys.indices)
             if request.labelled is not None:
-                made.labelled = self._view(self._take(request.labelled), 0, request.labelled, LABELLED_VIEW_STREAM)
+                made.labelled = self._of(request.labelled, self._num_labelled_views, LABELLED_VIEW_STREAM)
                 made.labelled_indices = request.labelled.indices
             yield request, made
+
+    def _of(self, keys: Keys, num_views: int, stream: int) -> tuple[Tensor, ...]:
+        images = self._take(keys)
+        return tuple(self._view(images, number, keys, stream) for number in range(num_views))
 
     def _take(self, keys: Keys) -> Tensor:
         return self._images.index_select(0, torch.from_numpy(keys.indices).to(self._device)).permute(0, 3, 1, 2)
@@ -92,9 +98,12 @@ class FileFeed:
 
     def __init__(
         self, source: ImageFiles, views: Views, *, seed: int, device: torch.device, num_workers: int, skip: bool,
-        on_device: bool, labelled_set: IntArray | None,
+        on_device: bool, labelled_set: IntArray | None, num_labelled_views: int = 1,
     ) -> None:  # fmt: skip
-        self._reader = FileViews(source, views, seed=seed, skip=skip, finish=not on_device, labelled_set=labelled_set)
+        self._reader = FileViews(
+            source, views, seed=seed, skip=skip, finish=not on_device, labelled_set=labelled_set,
+            num_labelled_views=num_labelled_views,
+        )  # fmt: skip
         self._views, self._seed, self._device, self._num_workers = views, seed, device, num_workers
         self._on_device, self._skip = on_device, skip
         self.fingerprint = source.fingerprint()
@@ -117,10 +126,13 @@ class FileFeed:
                     first if not self._skip else f"no image of the pool is readable; the first: {first}"
                 )
             self._note(made.failures)
-            made.views = tuple(self._finish(x, k, request.unlabelled, VIEW_STREAM) for k, x in enumerate(made.views))
-            if made.labelled is not None:
-                made.labelled = self._finish(made.labelled, 0, request.labelled, LABELLED_VIEW_STREAM)
+            made.views = self._finish_all(made.views, request.unlabelled, VIEW_STREAM)
+            if request.labelled is not None:
+                made.labelled = self._finish_all(made.labelled, request.labelled, LABELLED_VIEW_STREAM)
             yield request, made
+
+    def _finish_all(self, views: tuple[Tensor, ...], keys: Keys, stream: int) -> tuple[Tensor, ...]:
+        return tuple(self._finish(images, number, keys, stream) for number, images in enumerate(views))
 
     def _finish(self, images: Tensor, number: int, keys: Keys, stream: int) -> Tensor:
         """What the processes left to the device."""
@@ -149,8 +161,10 @@ class FileViews(Dataset[tuple[Request, Pictures]]):
     """
 
     def __init__(
-        self, source: ImageFiles, views: Views, *, seed: int, skip: bool, finish: bool, labelled_set: IntArray | None
-    ) -> None:
+        self, source: ImageFiles, views: Views, *, seed: int, skip: bool, finish: bool, labelled_set: IntArray | None,
+        num_labelled_views: int = 1,
+    ) -> None:  # fmt: skip
+        self._num_labelled_views = num_labelled_views
         self._source, self._views = source, views
         self._seed, self._skip, self._finish = seed, skip, finish
         self._everything, self._labelled_set = np.arange(len(source)), labelled_set
@@ -158,11 +172,13 @@ class FileViews(Dataset[tuple[Request, Pictures]]):
     def __getitem__(self, request: Request) -> tuple[Request, Pictures]:
         failures: dict[int, str] = {}
         try:
-            views, indices = self._load(request.unlabelled, self._views, VIEW_STREAM, self._everything, failures)
-            made = Pictures(views, indices, failures=failures)
+            made = Pictures(
+                *self._load(request.unlabelled, self._views, VIEW_STREAM, self._everything, failures), failures=failures
+            )
             if request.labelled is not None and self._labelled_set is not None:
-                (made.labelled,), made.labelled_indices = self._load(
-                    request.labelled, self._views[:1], LABELLED_VIEW_STREAM, self._labelled_set, failures
+                views = self._views[: self._num_labelled_views]
+                made.labelled, made.labelled_indices = self._load(
+                    request.labelled, views, LABELLED_VIEW_STREAM, self._labelled_set, failures
                 )
             return request, made
         except ImageReadError:  # reported as data, since a loader process would wrap it in its own traceback

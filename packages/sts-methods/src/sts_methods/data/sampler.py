@@ -33,10 +33,12 @@ class StatelessSampler:
 
     With `drop_last` every epoch starts at a step, and the images beyond the last full batch sit out that epoch, as in
     the references. Without it one epoch follows another with no gap, which also serves sets smaller than a batch (40
-    labels, batch 64).
+    labels, batch 64). `copies` epochs are shuffled together, so that an image may come again soon, or late.
     """
 
-    def __init__(self, *, num_samples: int, batch_size: int, seed: int, stream: int, drop_last: bool) -> None:
+    def __init__(
+        self, *, num_samples: int, batch_size: int, seed: int, stream: int, drop_last: bool, copies: int = 1
+    ) -> None:
         if num_samples < 1:
             raise ConfigError(f"a dataset must hold at least one image, got {num_samples}: check the data root")
         if drop_last and num_samples < batch_size:
@@ -46,24 +48,26 @@ class StatelessSampler:
             )
         self.num_samples, self.batch_size = num_samples, batch_size
         self.steps_per_epoch = max(num_samples // batch_size, 1)
-        self._epoch_size = self.steps_per_epoch * batch_size if drop_last else num_samples
-        self._seed, self._stream = seed, stream
+        self._epoch_size = self.steps_per_epoch * batch_size if drop_last else num_samples * copies
+        self._seed, self._stream, self._copies = seed, stream, copies
         self._orders: dict[int, IntArray] = {}
 
     def batch(self, step: int) -> Keys:
         """The samples of the whole global batch at optimizer step `step`."""
         positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size, dtype=np.int64)
         epochs, offsets = np.divmod(positions, self._epoch_size)
-        indices = np.empty_like(positions)
+        drawn = np.empty_like(positions)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
-            indices[chosen] = self.order(int(epoch))[offsets[chosen]]
-        return Keys(indices, epochs)
+            drawn[chosen] = self.order(int(epoch))[offsets[chosen]]
+        copy, indices = np.divmod(drawn, self.num_samples)
+        return Keys(indices, epochs * self._copies + copy)  # a copy is augmented as in an epoch of its own
 
     def order(self, epoch: int) -> IntArray:
-        """The order of all images in `epoch`; the last two orders are kept, since steps come in sequence."""
+        """The order of all images and their copies in `epoch`; the last two orders are kept, steps come in sequence."""
         if epoch not in self._orders:
             while len(self._orders) > 1:
                 self._orders.pop(next(iter(self._orders)))
-            self._orders[epoch] = permutation(self.num_samples, seed=self._seed, stream=self._stream, epoch=epoch)
+            num = self.num_samples * self._copies
+            self._orders[epoch] = permutation(num, seed=self._seed, stream=self._stream, epoch=epoch)
         return self._orders[epoch]

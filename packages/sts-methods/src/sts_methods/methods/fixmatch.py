@@ -1,7 +1,7 @@
 """FixMatch (Sohn et al., 2020): confident predictions on weak views are the labels of strong views."""
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sts_core import Buffers, make_teacher
 from sts_core.errors import ConfigError
-from sts_methods.batch import Batch
+from sts_methods.batch import Batch, LabelledOrder
 from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.health import health_metrics, relative_weight_distance
 from sts_methods.methods.losses import pseudo_label_loss
@@ -35,6 +35,8 @@ class FixMatchConfig:
     """λ, the weight of the unlabelled loss."""
     pseudo_labels: Literal["student", "teacher"] = "student"
     """Who labels: the student in the same forward pass (the reference), or the smoothed teacher in eval mode."""
+    labelled_order: LabelledOrder = "random"  # kekmodel's and google's
+    """Labelled images are drawn at random from many copies of all, or each comes once an epoch (more even batches)."""
 
     def __post_init__(self) -> None:
         check_positive(num_classes=self.num_classes)
@@ -43,6 +45,8 @@ class FixMatchConfig:
             raise ConfigError(f"threshold must be a probability, got {self.threshold!r}: the reference has 0.95")
         if self.pseudo_labels not in ("student", "teacher"):
             raise ConfigError(f'pseudo_labels must be "student" or "teacher", got {self.pseudo_labels!r}: choose one')
+        if self.labelled_order not in get_args(LabelledOrder):
+            raise ConfigError(f'labelled_order must be "random" or "epochs", got {self.labelled_order!r}')
 
 
 class FixMatch(StudentTeacherMethod):

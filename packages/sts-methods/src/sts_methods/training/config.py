@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from sts_core import SmoothingConfig, spatial_temporal_smoothing
+from sts_core import SmoothingConfig, cosine_momentum, spatial_temporal_smoothing
 from sts_core.errors import ConfigError
 from sts_core.fields import incidental
 from sts_methods.data.config import DataConfig
@@ -16,7 +16,7 @@ from sts_methods.training.optimizers import OptimizerConfig
 from sts_methods.training.precision import Precision
 from sts_methods.validation import check_not_negative
 
-MomentumSchedule = Literal["constant", "cosine"]
+MomentumSchedule = Literal["constant", "cosine", "warmup"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class TrainingConfig:
     )
     """How the teacher follows the student."""
     momentum_schedule: MomentumSchedule = "constant"
-    """constant, or cosine from `smoothing.momentum` to 1 (BYOL); m = 0, a spatial ensemble, stays 0 in both."""
+    """constant, cosine from `smoothing.momentum` to 1 (BYOL) or warmup to it from a plain mean, min(1 - 1/(k + 2), m)
+    (Mean Teacher); m = 0, a spatial ensemble, stays 0 in all."""
     data: DataConfig = field(default_factory=DataConfig)
     """Images and views."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -81,6 +82,15 @@ class TrainingConfig:
         _check_counts(self)
         _check_views(self)
         _check_bank(self)
+
+    def momentum_at(self, step: int, *, total_steps: int) -> float:
+        """m at a step. A spatial ensemble (m = 0) has no moving average to schedule and stays at 0."""
+        m = self.smoothing.momentum
+        if self.momentum_schedule == "warmup":
+            return min(1.0 - 1.0 / (step + 2), m)  # mean-teacher counts the step before it updates
+        if self.momentum_schedule == "constant" or m == 0.0:
+            return m
+        return cosine_momentum(step, total_steps=total_steps, start=m)
 
     def total_steps(self, steps_per_epoch: int) -> int:
         return self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sts_core import Buffers, Smoother, TeacherBank, cosine_momentum
+from sts_core import Buffers, Smoother, TeacherBank
 from sts_methods.batch import Batch
 from sts_methods.methods.base import StudentTeacherMethod
 from sts_methods.runs.runtime import Runtime
@@ -109,11 +109,7 @@ class Learner:
         )
 
     def momentum(self, step: int) -> float:
-        """m at this step. A spatial ensemble (m = 0) has no moving average to schedule and stays at 0."""
-        start = self.config.smoothing.momentum
-        if self.config.momentum_schedule == "constant" or start == 0.0:
-            return start
-        return cosine_momentum(step, total_steps=self.total_steps, start=start)
+        return self.config.momentum_at(step, total_steps=self.total_steps)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything that has to be the same on all ranks."""
@@ -155,8 +151,10 @@ class Learner:
         if not self.config.channels_last:
             return batch
         views = tuple(_channels_last(view) for view in batch.views)
-        labelled = None if batch.labelled is None else _channels_last(batch.labelled)
-        return replace(batch, views=views, labelled=labelled)
+        labelled, teachers = (
+            None if images is None else _channels_last(images) for images in (batch.labelled, batch.teachers_labelled)
+        )
+        return replace(batch, views=views, labelled=labelled, teachers_labelled=teachers)
 
 
 def _check_buffers(buffers: Buffers, method: StudentTeacherMethod) -> None:

@@ -234,6 +234,7 @@ def _build_data(config: TrainingConfig, runtime: Runtime) -> TrainingData:
         rank=runtime.rank,
         world_size=runtime.world_size,
         device=runtime.device,
+        labelled_order=getattr(config.method, "labelled_order", "epochs"),
     )
     if data.steps_per_epoch < 1:
         raise ConfigError(

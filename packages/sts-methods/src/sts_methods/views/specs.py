@@ -160,6 +160,8 @@ class ViewsRecord:
     """The views of digits; None takes those of photographs."""
     labelled: bool = False
     """Whether batches also hold labelled images, augmented as in the first view."""
+    num_labelled_views: int = 1
+    """How many of the views there are of labelled images: 2 where the teacher sees them too."""
 
     def __str__(self) -> str:
         return self.name
@@ -203,6 +205,7 @@ for _record in (
         photographs=lambda size, _: two_weak_views(image_size=size),
         digits=lambda size, _: (WeakView(size=size, flip=0.0),) * 2,
         labelled=True,
+        num_labelled_views=2,
     ),
     ViewsRecord(
         name="dino",
