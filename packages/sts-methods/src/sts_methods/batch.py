@@ -40,7 +40,5 @@ class Batch:
     def teachers_labelled_part(self) -> Tensor:
         """The teacher's view of the labelled images, for methods that cannot do without."""
         if self.teachers_labelled is None:
-            raise ConfigError(
-                "this method needs a second view of labelled images: choose data.views that come with one"
-            )
+            raise ConfigError("this method needs a second view of labelled images: choose data.views that have one")
         return self.teachers_labelled
