@@ -44,6 +44,26 @@ def test_two_protocols_of_one_network_are_two_measurements(tmp_path):
     assert [e["value"] for e in results.entries] == [41.0, 60.0]  # the newest is the first that a reader finds
 
 
+def test_the_order_of_the_entries_in_the_file_means_nothing(tmp_path):
+    add_entries(tmp_path, [entry(evaluation="knn", k=20), entry(evaluation="knn", k=1)], run="a")
+    add_entries(tmp_path, [entry(evaluation="knn", k=200)])
+    results = read_results(tmp_path)
+    assert [e["k"] for e in results.entries] == [200, 20, 1]
+    content = json.loads((tmp_path / "results.json").read_text())
+    content["entries"].sort(key=lambda one: one["k"])
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    assert read_results(tmp_path) == results
+
+
+def test_of_a_file_of_earlier_versions_the_first_entry_is_the_last_asked_for(tmp_path):
+    entries = [entry(evaluation="knn", k=k) for k in (200, 20, 1)]
+    (tmp_path / "results.json").write_text(json.dumps({"format": "sts-results", "run": "a", "entries": entries}))
+    assert list(read_results(tmp_path).entries) == entries
+    preferred = read_results(tmp_path).preferring(lambda one: one["k"] == 20)
+    write_results(tmp_path, preferred)
+    assert [e["k"] for e in read_results(tmp_path).entries] == [20, 200, 1]
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     add_entries(tmp_path, [entry()], run="a")
     before = (tmp_path / "results.json").read_bytes()

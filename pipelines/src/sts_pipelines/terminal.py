@@ -4,21 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# evaluation, metric, heading; what a run was not asked to measure gets no column.
-COLUMNS = (
-    ("linear", "top1", "linear"),
-    ("knn", "top1", "k-NN"),
-    ("few-labels", "top1", "top-1"),
-    ("imagenet-c", "top1", "ImageNet-C"),
-    ("voc", "AP", "VOC AP"),
-)
-
-
 NETWORKS = ("teacher", "student")
 
 
 def print_table(runs: Mapping[str, Path]) -> None:
-    """Print the last results of each run, in percent."""
+    """Print the last results of each run: the first metric of each evaluation."""
     from sts_eval import read_results  # with torch, which not every table needs
 
     entries = {
@@ -29,12 +19,18 @@ def print_table(runs: Mapping[str, Path]) -> None:
 
 
 def format_table(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Rows of `entries` by label; the first entry of a kind counts (the first k of k-NN, the last epoch)."""
+    """Rows of `entries` by label; the first entry of a kind counts (the first k of k-NN, the last epoch).
+
+    What no run was asked to measure gets no column.
+    """
+    from sts_eval import registered_evaluations
+
     columns = [
-        (evaluation, metric, network, f"{heading} {network}")
-        for evaluation, metric, heading in COLUMNS
+        (one.name, one.metrics[0].name, network, f"{one.column} {network}")
+        for one in registered_evaluations()
         for network in NETWORKS
-        if any(_value(rows, evaluation, metric, network) is not None for rows in entries.values())
+        if not one.logged
+        and any(_value(rows, one.name, one.metrics[0].name, network) is not None for rows in entries.values())
     ]
     width = max(len("run"), *(len(label) for label in entries))
     lines = ["  ".join(["run".ljust(width), *(heading for *_, heading in columns)])]

@@ -1,5 +1,6 @@
 """Which numbers a run folder shows: those of the settings asked for, measured once, resumed when killed."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,8 @@ from sts_methods.runs.checkpoint import CheckpointError, CheckpointStore
 from sts_pipelines.cli.main import main
 from sts_pipelines.config.pipeline import EvaluationConfig, PipelineConfig
 from sts_pipelines.evaluation import corruptions, evaluator
+from sts_pipelines.evaluation.records import voc
+from sts_pipelines.evaluation.records.few_labels import readable_checkpoints
 from sts_pipelines.evaluation.settings import is_evaluated, settings_of
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import jobs_of
@@ -115,10 +118,10 @@ def test_a_damaged_older_checkpoint_is_left_out_and_a_damaged_last_one_is_an_err
     assert store.steps() == [2, 4, 6]
     (store.path(2) / "state.pt").write_bytes(b"torn")
     with pytest.warns(UserWarning, match="skipped a damaged checkpoint"):
-        assert [step for step, _ in evaluator.readable_checkpoints(store)] == [4, 6]
+        assert [step for step, _ in readable_checkpoints(store)] == [4, 6]
     (store.path(6) / "state.pt").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match="step-00000006"), pytest.warns(UserWarning, match="damaged"):
-        list(evaluator.readable_checkpoints(store))
+        list(readable_checkpoints(store))
 
 
 def test_a_table_shows_the_numbers_of_the_settings_asked_for_last(tiny: Tiny) -> None:
@@ -129,6 +132,10 @@ def test_a_table_shows_the_numbers_of_the_settings_asked_for_last(tiny: Tiny) ->
     assert main(["evaluate", str(folder), "--only", "knn"]) == 0
     assert read_results(folder).entries[0]["k"] == 20
     assert top1(folder) == first
+    content = json.loads((folder / "results.json").read_text())
+    content["entries"].reverse()  # tables do not go by the order in the file
+    (folder / "results.json").write_text(json.dumps(content))
+    assert top1(folder) == first
 
 
 def test_settings_cover_what_numbers_depend_on_and_nothing_else(tiny: Tiny) -> None:
@@ -137,9 +144,9 @@ def test_settings_cover_what_numbers_depend_on_and_nothing_else(tiny: Tiny) -> N
     def settings(name: str, **changes: Any) -> str:
         return settings_of(name, replace(base, evaluation=replace(base.evaluation, **changes)))
 
-    voc = base.evaluation.voc
-    assert settings("voc", voc=replace(voc, log_every=7, num_workers=1)) == settings("voc")
-    assert settings("voc", voc=replace(voc, seed=1)) != settings("voc")
+    detection = base.evaluation.voc
+    assert settings("voc", voc=replace(detection, log_every=7, num_workers=1)) == settings("voc")
+    assert settings("voc", voc=replace(detection, seed=1)) != settings("voc")
     assert settings("voc", voc_trials=5) != settings("voc")
     assert settings("imagenet-c", severities=(1,)) != settings("imagenet-c")
     assert settings("knn", linear=replace(base.evaluation.linear, seed=5)) == settings("knn")
@@ -221,7 +228,7 @@ def test_several_fine_tunings_have_their_mean_reported(tiny: Tiny, monkeypatch: 
         folders.append(folder)
         return Result(config.seed)
 
-    monkeypatch.setattr(evaluator, "detection_transfer", transfer)
+    monkeypatch.setattr(voc, "detection_transfer", transfer)
     folder = trained(tiny)
     backend = ["--evaluation.voc.backend", "torchvision"]
     assert main(["evaluate", str(folder), "--only", "voc", "--evaluation.voc-trials", "3", *backend]) == 0

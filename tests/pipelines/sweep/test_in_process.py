@@ -141,11 +141,12 @@ def test_a_trial_that_failed_half_way_through_its_evaluation_is_not_finished(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sts_core.errors import StateError
-    from sts_pipelines.evaluation import evaluator
+    from sts_pipelines.evaluation import record
 
     measured: list[str] = []
 
-    def knn_of_the_first(self: object, network: str) -> list[dict[str, object]]:
+    def knn_of_the_first(run: object, networks: list[str]) -> list[dict[str, object]]:
+        (network,) = networks
         measured.append(network)
         if len(measured) > 1:
             raise StateError("out of memory")
@@ -153,7 +154,7 @@ def test_a_trial_that_failed_half_way_through_its_evaluation_is_not_finished(
 
     recipe = knn_sweep(tiny, cells=((0.9, 0.5),))
     with monkeypatch.context() as patch:
-        patch.setattr(evaluator._Evaluator, "_knn", knn_of_the_first)
+        patch.setitem(record._RECORDS, "knn", replace(record.record_of("knn"), measure=knn_of_the_first))
         with pytest.raises(RunError, match="out of memory"):
             run_sweep(recipe)
     assert measured == ["teacher", "student"]

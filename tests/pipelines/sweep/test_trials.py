@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -14,8 +13,9 @@ from sts_eval import CheckpointAccuracy, NeighboursConfig, few_labels
 from sts_eval.probes.neighbours import NeighboursResult
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cli.resolve import resolve
-from sts_pipelines.config.pipeline import NUMBERS, ClusterConfig, Evaluation, GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.config.pipeline import ClusterConfig, GridConfig, PipelineConfig, SweepConfig, measurable
 from sts_pipelines.errors import TrialError
+from sts_pipelines.evaluation.record import _RECORDS
 from sts_pipelines.launch.cluster import TRIAL_CPUS
 from sts_pipelines.launch.job import Job
 from sts_pipelines.sweep.outcomes import (
@@ -120,11 +120,12 @@ def test_a_metric_that_no_trial_will_have_is_refused_before_the_first(changes: d
 
 
 def test_every_number_that_a_sweep_may_rank_by_is_one_that_an_evaluation_reports() -> None:
-    assert set(NUMBERS) == set(get_args(Evaluation))
+    numbers = {name: {metric.name for metric in one.metrics} for name, one in measurable().items()}
+    assert set(numbers) == set(_RECORDS)
     neighbours = NeighboursResult({(20, 0.07): {1: 50.0, 5: 90.0}}, NeighboursConfig(), 10, 10)
-    assert {entry["metric"] for entry in neighbours.entries("teacher")} == set(NUMBERS["knn"])
+    assert {entry["metric"] for entry in neighbours.entries("teacher")} == numbers["knn"]
     (result,) = few_labels([CheckpointAccuracy(1, "teacher", 50.0)])
-    assert {entry["metric"] for entry in result.entries()} == set(NUMBERS["few-labels"])
+    assert {entry["metric"] for entry in result.entries()} == numbers["few-labels"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from sts_eval.corruptions.generated import CleanArrays, CleanFolder, GeneratedCo
 from sts_eval.corruptions.results import CorruptionResult
 from sts_eval.detection import DetectionConfig, DetectionResult, detection_transfer
 from sts_eval.errors import CheckpointError, DataError
+from sts_eval.evaluations import Evaluation, Metric, evaluation_called, register_evaluation, registered_evaluations
 from sts_eval.features.backbone_source import Backbone, load_source
 from sts_eval.features.extraction import FeatureConfig, Features, extract_features
 from sts_eval.features.images import CentreCrop, image_folder
@@ -54,6 +55,7 @@ __all__ = [
     "DetectionResult",
     "DriftCurve",
     "DriftRecord",
+    "Evaluation",
     "FeatureConfig",
     "Features",
     "FewLabelsResult",
@@ -61,6 +63,7 @@ __all__ = [
     "GeneratedCorruptions",
     "LinearProbeConfig",
     "LinearProbeResult",
+    "Metric",
     "NeighboursConfig",
     "NeighboursResult",
     "PublishedNumber",
@@ -77,6 +80,7 @@ __all__ = [
     "drift_curve",
     "evaluate_cell",
     "evaluate_checkpoints",
+    "evaluation_called",
     "extract_features",
     "fast_protocol",
     "few_labels",
@@ -91,6 +95,8 @@ __all__ = [
     "published_rows",
     "read_drift",
     "read_results",
+    "register_evaluation",
+    "registered_evaluations",
     "smoothing_effect",
     "teacher_dynamics",
     "top_k_accuracy",

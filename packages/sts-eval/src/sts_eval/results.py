@@ -3,24 +3,26 @@
     {"format": "sts-results", "run": "<name>", "entries": [
         {"evaluation": "linear", "network": "teacher", "metric": "top1", "value": 72.7, "which": "last", ...}, ...]}
 
-Values are percent wherever the paper prints percent. Further keys of the file (`seed`, `paper`, `conditions`) say
-which row of the paper a run stands for; `compare_with_paper` reads them.
+Values are percent wherever the paper prints percent. The order of the entries means nothing: tables show those of the
+highest `recency`, which `RunResults` holds first. Further keys of the file (`seed`, `paper`, `conditions`) say which
+row of the paper a run stands for; `compare_with_paper` reads them.
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sts_core.errors import ConfigError, StateError
 from sts_core.files import write_atomically
+from sts_eval.evaluations import evaluation_called
 
 FORMAT = "sts-results"
 FILE_NAME = "results.json"
-EVALUATIONS = ("linear", "knn", "imagenet-c", "voc", "few-labels", "drift")
-REQUIRED = ("evaluation", "network", "metric", "value", "which")
+KIND = ("evaluation", "network", "metric", "which")
+REQUIRED = (*KIND, "value")
 
 KINDS = {"run": str, "seed": int, "paper": dict, "conditions": dict, "entries": list}
 """What the file may hold beside its format, and as what; `run` is the one that must be there."""
@@ -35,7 +37,7 @@ class RunResults:
     run: str
     """Name of the run."""
     entries: tuple[dict[str, Any], ...] = ()
-    """One dict per number; `REQUIRED` keys in each, details beside them."""
+    """One dict per number, `REQUIRED` keys in each, details beside them; what was asked for last comes first."""
     seed: int | None = None
     """Seed of the training run: runs that differ in nothing else are averaged."""
     paper: Mapping[str, str] | None = None
@@ -49,31 +51,32 @@ class RunResults:
         object.__setattr__(self, "entries", tuple(dict(entry) for entry in self.entries))
 
     def with_entries(self, entries: Sequence[Entry]) -> "RunResults":
-        """These results with `entries` in front; an older entry of the same key (see `entry_key`) is dropped.
-
-        So the first entry of a kind is the one measured last, whatever its k or its protocol.
-        """
+        """These results with `entries` first; an older entry of the same key (see `entry_key`) is dropped."""
         new = {entry_key(entry): dict(entry) for entry in entries}
         return replace(self, entries=(*new.values(), *(old for old in self.entries if entry_key(old) not in new)))
+
+    def preferring(self, is_preferred: Callable[[Entry], bool]) -> "RunResults":
+        """These results with the entries first that tables are to show."""
+        return replace(self, entries=tuple(sorted(self.entries, key=lambda entry: not is_preferred(entry))))
 
     def to_json(self) -> dict[str, Any]:
         """The content of results.json."""
         content: dict[str, Any] = {"format": FORMAT, "run": self.run}
         optional = {"seed": self.seed, "paper": self.paper and dict(self.paper), "conditions": dict(self.conditions)}
         content |= {key: value for key, value in optional.items() if value not in (None, {})}
-        return content | {"entries": list(self.entries)}
+        last = len(self.entries)
+        return content | {"entries": [{**entry, "recency": last - k} for k, entry in enumerate(self.entries)]}
 
 
 def check_entry(entry: Entry) -> None:
     """Raise unless `entry` has all required keys and a finite value."""
     if not isinstance(entry, Mapping):
         raise ConfigError(f"a result must hold named values, got {entry!r}: write {', '.join(REQUIRED)}")
-    missing = [key for key in REQUIRED if key not in entry]
+    known = evaluation_called(str(entry["evaluation"])).required if "evaluation" in entry else ()
+    needed = (*REQUIRED, *known)
+    missing = [key for key in needed if key not in entry]
     if missing:
-        raise ConfigError(f"a result needs {', '.join(REQUIRED)}, but {', '.join(missing)} is missing: add it")
-    if entry["evaluation"] not in EVALUATIONS:
-        choices = ", ".join(EVALUATIONS)
-        raise ConfigError(f"a result's evaluation must be one of {choices}, got {entry['evaluation']!r}: choose one")
+        raise ConfigError(f"a result needs {', '.join(needed)}, but {', '.join(missing)} is missing")
     value = entry["value"]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(
@@ -87,14 +90,12 @@ def entry_key(entry: Entry) -> tuple[Any, ...]:
 
 
 def _kind(entry: Entry) -> tuple[Any, ...]:
-    """What readers tell apart: network and metric, details such as k, how it was measured and on which images."""
-    details = ("k", "temperature", "corruption", "severity", "epoch", "backend", "schedule", "seed")
-    how = text_of(entry, "protocol", "data", "source", "severities")
-    return (*(entry.get(key) for key in (*REQUIRED[:3], "which", *details)), how)
+    """What readers tell apart: network and metric, seed and details such as k, as the evaluation's record says."""
+    return (*(entry[key] for key in KIND), text_of(entry, "seed", *evaluation_called(entry["evaluation"]).identity))
 
 
 def newest(entries: Iterable[Entry]) -> list[Entry]:
-    """The first entry of each kind, which was measured last; those of other settings of a pipeline stay behind it."""
+    """The first entry of each kind, which was asked for last; those of other settings of a pipeline are left out."""
     kinds: dict[tuple[Any, ...], Entry] = {}
     for entry in entries:
         kinds.setdefault(_kind(entry), entry)
@@ -138,9 +139,16 @@ def read_results(path: str | Path) -> RunResults:
                 f"{key} in {file} must be a {KINDS[key].__name__}, got {value!r}: correct or delete the file"
             )
     try:
-        return RunResults(**fields)
+        return RunResults(**fields | {"entries": _by_recency(fields.get("entries", []))})
     except ConfigError as error:
         raise StateError(f"{file} holds an entry that is no result: {error}") from None
+
+
+def _by_recency(entries: list[Any]) -> tuple[Any, ...]:
+    """Entries without their `recency`, the highest first; files of earlier versions have none and are in that order."""
+    numbers = [entry.pop("recency", 0) if isinstance(entry, dict) else 0 for entry in entries]
+    ordered = sorted(zip(numbers, entries, strict=True), key=lambda pair: -pair[0] if isinstance(pair[0], int) else 0)
+    return tuple(entry for _, entry in ordered)
 
 
 def add_entries(path: str | Path, entries: Sequence[Entry], *, run: str | None = None) -> RunResults:

@@ -1,6 +1,7 @@
 """What a pipeline is, as values: how to train, where, how to evaluate, and what to compare or sweep."""
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,13 +9,12 @@ from typing import Any, Literal, get_args
 
 from sts_core import SmoothingConfig
 from sts_core.errors import ConfigError
-from sts_eval import FeatureConfig, LinearProbeConfig, NeighboursConfig
+from sts_eval import Evaluation, FeatureConfig, LinearProbeConfig, NeighboursConfig, registered_evaluations
 from sts_eval.detection import DetectionConfig
 from sts_methods.training.config import TrainingConfig
 from sts_pipelines.config.plain import digest, kind_of, outcome_relevant, to_dict
 from sts_pipelines.config.storage_path import local_folder
 
-Evaluation = Literal["linear", "knn", "few-labels", "imagenet-c", "voc"]
 Network = Literal["teacher", "student"]
 
 
@@ -59,11 +59,21 @@ class ClusterConfig:
             )
 
 
+def measurable() -> dict[str, Evaluation]:
+    """The evaluations that can follow a training, by name."""
+    return {one.name: one for one in registered_evaluations() if not one.logged}
+
+
+def own_sections() -> dict[str, type]:
+    """The dataclass of settings that each further evaluation brings, by the name of its section."""
+    return {name.replace("-", "_"): one.config for name, one in measurable().items() if one.config is not None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     """What is measured after training; both networks are, and each number says which one it belongs to."""
 
-    after_training: tuple[Evaluation, ...] = ("linear", "knn")
+    after_training: tuple[str, ...] = ("linear", "knn")
     """Evaluations that follow the training at once; `sts evaluate --only` runs any of them later."""
     networks: tuple[Network, ...] = ("teacher", "student")
     """Which networks are evaluated; the paper's rows are the teacher's."""
@@ -83,8 +93,17 @@ class EvaluationConfig:
     """Fine-tuning of a detector on VOC07+12."""
     voc_trials: int = 1
     """Fine-tunings, with one seed after the other, whose mean is reported; MoCo's authors report that of five."""
+    own: Mapping[str, Any] = field(default_factory=dict, metadata={"sections": own_sections})
+    """Settings of further evaluations, each in a section of its name."""
 
     def __post_init__(self) -> None:
+        known = measurable()
+        for name in self.after_training:
+            near = difflib.get_close_matches(name, list(known), n=1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            _require(name in known, f"after_training must hold some of {', '.join(known)}, got {name!r}{hint}")
+        own = {name: self.own.get(name) or section() for name, section in own_sections().items()}
+        object.__setattr__(self, "own", own)
         _require(self.voc_trials >= 1, f"voc_trials must be at least 1, got {self.voc_trials}: raise it")
 
 
@@ -175,16 +194,6 @@ class ComparisonConfig:
         return local_folder(self.pipeline.cluster.storage_path, self.run_name)
 
 
-NUMBERS: Mapping[str, tuple[str, ...]] = {
-    "linear": ("top1", "top5"),
-    "knn": ("top1", "top5"),
-    "few-labels": ("top1", "top1-median"),
-    "imagenet-c": ("top1",),
-    "voc": ("AP", "AP50", "AP75"),
-}
-"""What each evaluation measures, by the names in results.json."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class GridConfig:
     """Which teachers a sweep visits, and how."""
@@ -240,17 +249,15 @@ class GridConfig:
     def _check_metric(self) -> None:
         evaluation, _, rest = self.metric.partition("/")
         network, _, number = rest.partition("/")
+        known = measurable().get(evaluation)
+        if known is None or network not in get_args(Network) or not number:
+            raise ConfigError(f"metric must be evaluation/network/number such as knn/teacher/top1, got {self.metric}")
+        numbers = [metric.name for metric in known.metrics]
+        _require(number in numbers, f"metric: {evaluation} measures {', '.join(numbers)}, got {number}")
+        quick = [f"{one.name}/.../{one.metrics[0].name}" for one in measurable().values() if one.trains_nothing]
         _require(
-            evaluation in NUMBERS and network in get_args(Network) and bool(number),
-            f"metric must be evaluation/network/number such as knn/teacher/top1, got {self.metric}: correct it",
-        )
-        known = NUMBERS[evaluation]
-        _require(
-            number in known, f"metric: {evaluation} measures {', '.join(known)}, got {number}: choose one of these"
-        )
-        _require(
-            self.search == "grid" or (evaluation in ("knn", "few-labels") and number == "top1"),
-            f"a search ranks trials by knn/.../top1 or few-labels/.../top1, got metric {self.metric}: use one of these",
+            self.search == "grid" or f"{evaluation}/.../{number}" in quick,
+            f"a search ranks trials by {' or '.join(quick)}, got metric {self.metric}",
         )
         _require(
             not self.one_student or network == "teacher",

@@ -2,9 +2,10 @@
 
 A config is a tree of frozen dataclasses. Its plain form is what YAML files, `sts show`, run folders, Ray workers and
 Tune's search space hold: nested dicts of JSON types, keyed by field names. Where a field may hold one of several
-dataclasses (the method), the plain form names it by `kind`: `ByolConfig` is `kind: byol`. Two entries of a field's
+dataclasses (the method), the plain form names it by `kind`: `ByolConfig` is `kind: byol`. Three entries of a field's
 metadata count here: `choices`, a mapping, lets the field be what is registered there, whoever registered it; `flatten`
-gives the field's own fields to its parent, so that users write `seed` and not `training.seed`.
+gives the field's own fields to its parent, so that users write `seed` and not `training.seed`; `sections`, a function,
+names the keys and dataclasses of a mapping, which stand beside the field's siblings too.
 """
 
 import dataclasses
@@ -54,6 +55,8 @@ def to_dict(config: Any, *, to_digest: bool = False) -> dict[str, Any]:
         value, tagged = getattr(config, field.name), len(_members(hints[field.name])) > 1
         if field.metadata.get("flatten"):
             plain.update(to_dict(value, to_digest=to_digest))
+        elif "sections" in field.metadata:
+            plain.update({name: to_dict(section, to_digest=to_digest) for name, section in value.items()})
         elif not to_digest:
             plain[field.name] = _to_plain(value, tagged=tagged)
         elif not is_incidental(field):
@@ -100,6 +103,8 @@ def field_types(cls: type) -> dict[str, Any]:
     for field in _settable(cls):
         if field.metadata.get("flatten"):
             types_by_name |= field_types(hints[field.name])
+        elif "sections" in field.metadata:
+            types_by_name |= field.metadata["sections"]()
         else:
             types_by_name[field.name] = hints[field.name]
     return types_by_name
@@ -240,6 +245,10 @@ def _read_fields(cls: type, plain: Mapping[str, Any], path: str, problems: list[
         if field.metadata.get("flatten"):
             own = {key: value for key, value in plain.items() if key in field_types(hints[field.name])}
             values[field.name] = _read_dataclass(hints[field.name], own, path, problems)
+        elif "sections" in field.metadata:
+            kinds = {name: kind for name, kind in field.metadata["sections"]().items() if name in plain}
+            read = {name: _read(kind, plain[name], f"{path}{name}", problems) for name, kind in kinds.items()}
+            values[field.name] = _INVALID if any(one is _INVALID for one in read.values()) else read
         elif field.name in plain:
             values[field.name] = _read(hints[field.name], plain[field.name], f"{path}{field.name}", problems)
         elif _is_required(field):

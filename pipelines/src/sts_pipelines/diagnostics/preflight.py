@@ -2,36 +2,37 @@
 
 from pathlib import Path
 
-from sts_eval.detection.backends.choice import require_backend
 from sts_methods import dataset_record, method_record, open_source
 from sts_methods.data.batches import evaluation_data
 from sts_methods.data.config import DataConfig
 from sts_methods.data.sources import Split
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.errors import UsageError
+from sts_pipelines.evaluation.record import records_of
 
 
 def check_evaluations(pipeline: PipelineConfig) -> None:
     """Raise where an evaluation that is asked for could not follow the training."""
-    evaluation, method = pipeline.evaluation, method_record(pipeline.training.method)
+    method = method_record(pipeline.training.method)
     dataset = dataset_record(pipeline.training.data.dataset)
     if dataset.labelled is False and (names := _on_labelled_images(pipeline)):
         raise UsageError(
             f"{', '.join(names)} need labelled images, and dataset {dataset.name} has none: train on an imagefolder, "
             "or take them out of evaluation.after-training and let sts evaluate show another dataset to the networks"
         )
-    if "few-labels" in evaluation.after_training and method is not None and not method.trains_classifier:
-        raise UsageError(
-            f"few-labels measures the classifier that a method trains, and {method.name} trains none: take it out of "
-            "evaluation.after-training (linear and knn need no classifier)"
-        )
-    if "voc" in evaluation.after_training and pipeline.cluster.address is None:  # else the workers may have it
-        require_backend(evaluation.voc.backend)
+    for record in records_of(pipeline):
+        if record.needs_classifier and method is not None and not method.trains_classifier:
+            raise UsageError(
+                f"{record.name} measures the classifier that a method trains, and {method.name} trains none: take it "
+                "out of evaluation.after-training (linear and knn need no classifier)"
+            )
+        if record.check is not None and pipeline.cluster.address is None:  # else the workers may have what it needs
+            record.check(pipeline.evaluation)
 
 
 def _on_labelled_images(pipeline: PipelineConfig) -> list[str]:
-    """The evaluations asked for that show the dataset's own images: all but detection."""
-    return [name for name in pipeline.evaluation.after_training if name != "voc"]
+    """The evaluations asked for that show the dataset's own images."""
+    return [record.name for record in records_of(pipeline) if record.shows_dataset]
 
 
 def check_data(pipeline: PipelineConfig) -> None:
@@ -41,17 +42,16 @@ def check_data(pipeline: PipelineConfig) -> None:
     """
     if pipeline.cluster.address is not None:  # the workers of another cluster see other disks
         return
-    data, evaluation = pipeline.training.data, pipeline.evaluation
+    data = pipeline.training.data
     _check_split(data, "train")
     if _on_labelled_images(pipeline):
         _check_split(data, "test")
         if dataset_record(data.dataset).labelled is None:
             evaluation_data(data)
-    folders = {"imagenet-c": evaluation.imagenet_c_root, "voc": evaluation.voc.data_root}
-    flags = {"imagenet-c": "--evaluation.imagenet-c-root", "voc": "--evaluation.voc.data-root"}
-    for name, folder in folders.items():
-        if name in evaluation.after_training and folder is not None and not Path(folder).is_dir():
-            raise UsageError(f"{name} needs its images, and {folder} is not a folder: set {flags[name]}")
+    for record in records_of(pipeline):
+        folder = record.folder(pipeline.evaluation) if record.folder is not None else None
+        if folder is not None and not Path(folder).is_dir():
+            raise UsageError(f"{record.name} needs its images, and {folder} is not a folder: set {record.folder_flag}")
 
 
 def _check_split(data: DataConfig, split: Split) -> None:

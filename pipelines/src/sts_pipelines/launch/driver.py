@@ -12,13 +12,13 @@ from sts_methods.runs.runtime import default_device
 from sts_pipelines.config.pipeline import ClusterConfig
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.errors import RunError, WorkersError, first_line
-from sts_pipelines.evaluation.settings import bring_forward
+from sts_pipelines.evaluation.settings import prefer_asked
 from sts_pipelines.launch.cluster import ray_cluster
 from sts_pipelines.launch.job import Job, _is_complete, write_config
 from sts_pipelines.launch.progress import Watcher
 from sts_pipelines.launch.storage import mirror_of
 from sts_pipelines.launch.trackers import check_installed
-from sts_pipelines.launch.worker import share_corruptions, train_in_process, worker
+from sts_pipelines.launch.worker import evaluate_together, train_in_process, worker
 
 
 def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
@@ -30,13 +30,13 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
     if jobs[0].train:
         check_installed(jobs[0].pipeline.tracking)
     if cluster.num_workers == 0:
-        share_corruptions(jobs, device=default_device())
+        evaluate_together(jobs, device=default_device())
         _raise_failed([failed for job in jobs for failed in attempt([job], _train_in_process)], jobs)
         return
     if all(_is_complete(job) for job in jobs):  # not worth the start of a cluster
         for job in jobs:
             if job.pipeline.evaluation.after_training:
-                bring_forward(job.folder, job.pipeline)
+                prefer_asked(job.folder, job.pipeline)
         return
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
     with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):

@@ -16,7 +16,7 @@ from sts_core.files import write_atomically
 from sts_methods import LocalRuntime, fit
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.evaluation.bank import evaluate_bank
-from sts_pipelines.evaluation.evaluator import evaluate_run, measure_corruptions, measure_of
+from sts_pipelines.evaluation.evaluator import evaluate_run, measure_of, share_passes, shared_evaluations
 from sts_pipelines.launch.job import Job, run_lock, write_config
 from sts_pipelines.launch.runtime import RayReport, StorageCopy, build_runtime, worker_device
 from sts_pipelines.launch.storage import mirror_of
@@ -54,14 +54,14 @@ def _train_on_ray(job: Job, *, metric: str | None) -> None:
     train_job(job, build_runtime(job, storage, also=[report], device=worker_device(), progress=False), storage)
 
 
-def share_corruptions(jobs: Sequence[Job], *, device: torch.device) -> None:
-    """Where several finished runs are evaluated on ImageNet-C, each image is shown to all of them at once."""
+def evaluate_together(jobs: Sequence[Job], *, device: torch.device) -> None:
+    """Show the images of an evaluation to several finished runs at once, where it is made for that."""
     several = len(jobs) > 1 and not any(job.train or is_uri(job.pipeline.cluster.storage_path) for job in jobs)
-    if several and all("imagenet-c" in job.pipeline.evaluation.after_training for job in jobs):
+    if several and shared_evaluations([job.pipeline for job in jobs]):
         with contextlib.ExitStack() as locks:
             for folder in sorted({job.folder for job in jobs}) if rank() == 0 else ():
                 locks.enter_context(run_lock(folder))
-            measure_corruptions([(job.folder, job.pipeline) for job in jobs], device=device)
+            share_passes([(job.folder, job.pipeline) for job in jobs], device=device)
 
 
 def worker(config: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def worker(config: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(noted))
     try:
         jobs = [Job.from_plain(plain) for plain in config["jobs"]]
-        share_corruptions(jobs, device=worker_device())
+        evaluate_together(jobs, device=worker_device())
         for job in jobs:
             _train_on_ray(job, metric=config["measure"])
     except StsError as error:

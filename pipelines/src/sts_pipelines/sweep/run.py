@@ -19,7 +19,7 @@ from sts_pipelines.config.pipeline import ClusterConfig, PipelineConfig, SweepCo
 from sts_pipelines.config.plain import digest, outcome_relevant
 from sts_pipelines.config.storage_path import is_uri, local_folder
 from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
-from sts_pipelines.evaluation.settings import bring_forward, is_evaluated
+from sts_pipelines.evaluation.settings import is_evaluated, prefer_asked
 from sts_pipelines.launch.cluster import TRIAL_CPUS, local_resources, ray_cluster
 from sts_pipelines.launch.driver import attempt, launch, train_on_ray
 from sts_pipelines.launch.job import Job
@@ -57,7 +57,7 @@ def run_sweep(recipe: SweepConfig) -> list[Outcome]:
                 _tune(recipe, missing, folder)
     for cell in cells:
         if (folder / cell.name / "results.json").is_file():
-            bring_forward(folder / cell.name, recipe.pipeline)
+            prefer_asked(folder / cell.name, recipe.pipeline)
     found = outcomes(folder, cells, metric=recipe.sweep.metric)
     write_outcomes(found, folder, metric=recipe.sweep.metric)
     failed = [outcome for outcome in found if outcome.error]

@@ -15,11 +15,23 @@ from sts_core.errors import ConfigError, StateError
 from sts_core.files import write_atomically
 from sts_eval.corruptions.benchmark import ALEXNET_ERRORS, EXTRA_CORRUPTIONS, GROUPS, MAIN_CORRUPTIONS, SEVERITIES
 from sts_eval.errors import DataError
+from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 
 Outcomes = npt.NDArray[np.bool_]
 Cell = tuple[str, int]
 NUM_IMAGENET_CLASSES = 1000
 NUM_MAIN_CELLS = len(MAIN_CORRUPTIONS) * len(SEVERITIES)
+IMAGENET_C = register_evaluation(
+    Evaluation(
+        name="imagenet-c",
+        title="ImageNet-C",
+        column="ImageNet-C",
+        metrics=(Metric("top1", "top-1"),),
+        place=40,
+        identity=("corruption", "severity", "protocol", "data", "source", "severities"),
+        own_section=True,
+    )
+)
 
 
 def _mean(values: list[float]) -> float:
@@ -156,7 +168,7 @@ class CorruptionResult:
         self, *, network: Literal["teacher", "student"], which: str = "last", outcomes: str | None = None
     ) -> dict[str, Any]:
         """An entry of results.json; `outcomes` names the file of `save_outcomes`, relative to the run's folder."""
-        head = {"evaluation": "imagenet-c", "network": network, "metric": "top1", "value": self.mean_accuracy}
+        head = {"evaluation": IMAGENET_C.name, "network": network, "metric": "top1", "value": self.mean_accuracy}
         return {**head, "which": which, "outcomes": outcomes, **self.to_json()}
 
     def save_outcomes(self, path: str | Path) -> Path:

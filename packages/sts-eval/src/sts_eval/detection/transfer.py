@@ -21,7 +21,20 @@ from sts_eval.detection.conversion import compare_features, load_trunk_, trunk_s
 from sts_eval.detection.samples import TestSamples, TrainingVisits
 from sts_eval.detection.training import DetectionTraining, Metrics
 from sts_eval.detection.voc import VocSplit, read_voc_split
+from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 from sts_eval.features.backbone_source import Backbone, load_source
+
+VOC = register_evaluation(
+    Evaluation(
+        name="voc",
+        title="VOC detection transfer",
+        column="VOC AP",
+        metrics=tuple(Metric(name, name) for name in ("AP", "AP50", "AP75")),
+        place=50,
+        identity=("backend", "schedule", "data"),
+        row="backend",
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +86,7 @@ class DetectionResult:
             "not_comparable": list(self.not_comparable),
         }
         values = {"AP": self.scores.ap, "AP50": self.scores.ap50, "AP75": self.scores.ap75}
-        common = {"evaluation": "voc", "network": network, "which": which}
+        common = {"evaluation": VOC.name, "network": network, "which": which}
         return [{**common, "metric": metric, "value": value, **conditions} for metric, value in values.items()]
 
 

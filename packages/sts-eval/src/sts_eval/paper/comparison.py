@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from sts_core.errors import ConfigError
 from sts_eval.corruptions.benchmark import EXTRA_CORRUPTIONS
-from sts_eval.corruptions.results import NUM_MAIN_CELLS
+from sts_eval.corruptions.results import IMAGENET_C, NUM_MAIN_CELLS
+from sts_eval.detection.transfer import VOC
 from sts_eval.intervals import Estimate, estimate
 from sts_eval.paper.numbers import PublishedNumber, published
 from sts_eval.paper.rows import (
@@ -23,6 +24,7 @@ from sts_eval.paper.rows import (
     rows_of,
     size_obstacles,
 )
+from sts_eval.probes.linear.probe import LINEAR
 from sts_eval.results import RunResults, read_results, text_of
 from sts_eval.runs.config import METRICS_NAME, entries_of, read_config, read_metrics, training_section
 
@@ -192,9 +194,9 @@ def _entry_obstacles(row: PaperRow, run: RunResults, entry: Mapping[str, Any]) -
     found = [] if entry["network"] == "teacher" else [f"network {entry['network']} instead of teacher"]
     found += ["the training diverged"] if run.conditions.get("training") == "diverged" else []
     found += _other_data(entry)
-    if row.evaluation == "linear":
+    if row.evaluation == LINEAR.name:
         found += protocol_obstacles(str(run.conditions.get("method")), entry) + size_obstacles(entry)
-    if row.evaluation == "voc":  # the detection transfer judges itself: backend, data, schedule
+    if row.evaluation == VOC.name:  # the detection transfer judges itself: backend, data, schedule
         found += [str(reason) for reason in entry.get("not_comparable", ("detection settings unknown",))]
     return found
 
@@ -218,7 +220,7 @@ def _corruption_gains(runs: Sequence[RunResults], confidence: float) -> list[Com
         kind = run.conditions.get("smoothing")
         mine: dict[tuple[str, ...], _Corrupted] = {}  # the newest, which comes first
         for entry in run.entries if kind in ("tma", "sts") else ():
-            if entry["evaluation"] == "imagenet-c" and entry["metric"] == "top1":
+            if entry["evaluation"] == IMAGENET_C.name and entry["metric"] == "top1":
                 twin = (_setting(run, but=SPATIAL), str(entry["network"]), str(entry["which"]), _variant(entry))
                 key = twin if kind == "tma" else (*twin, _setting(run))
                 mine.setdefault(key, _corrupted(run, entry))

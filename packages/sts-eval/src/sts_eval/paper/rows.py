@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from sts_core.fields import is_free
+from sts_eval.detection.transfer import VOC
+from sts_eval.probes.few_labels import FEW_LABELS
+from sts_eval.probes.linear.probe import LINEAR
 from sts_eval.probes.linear.protocol import LinearProbeConfig, byol_protocol, moco_protocol
 from sts_eval.runs.config import recipe_of, training_section
 
@@ -67,7 +70,7 @@ class PaperRow:
         return all(conditions.get(name) == self.conditions[name] for name in IDENTITY if name in self.conditions)
 
 
-LINEAR = {"top-1": "top1", "top-5": "top5"}
+TOP1_TOP5 = {"top-1": "top1", "top-5": "top5"}
 DETECTION = {"AP50": "AP50", "AP": "AP", "AP75": "AP75"}
 
 
@@ -86,8 +89,8 @@ def _strengths(method: str, smoothing: str) -> dict[str, Any]:
 
 
 def _linear(table: str, row: str, conditions: dict[str, Any]) -> PaperRow:
-    metrics = {"top-1": "top1"} if table == "granularity" else LINEAR
-    return PaperRow(table, row, "linear", metrics, conditions)
+    metrics = {"top-1": "top1"} if table == "granularity" else TOP1_TOP5
+    return PaperRow(table, row, LINEAR.name, metrics, conditions)
 
 
 def _few_labels(row: str, smoothing: str) -> list[PaperRow]:
@@ -103,7 +106,7 @@ def _few_labels(row: str, smoothing: str) -> list[PaperRow]:
             conditions |= _strengths("fixmatch", smoothing) | RECIPES["fixmatch"]
             conditions["weight_decay"] = FIXMATCH_WEIGHT_DECAYS[dataset]
             column = f"CIFAR-{dataset.removeprefix('cifar')} {labels}"
-            rows.append(PaperRow("few-labels", row, "few-labels", {column: "top1"}, conditions))
+            rows.append(PaperRow("few-labels", row, FEW_LABELS.name, {column: "top1"}, conditions))
     return rows
 
 
@@ -129,7 +132,7 @@ ROWS: tuple[PaperRow, ...] = (
         for label in ("SE", "STS")
         for unit, granularity in UNITS.items()
     ),
-    PaperRow("voc", "Ours", "voc", DETECTION, _imagenet("byol", "sts")),
+    PaperRow("voc", "Ours", VOC.name, DETECTION, _imagenet("byol", "sts")),
     *_few_labels("FixMatch", "tma"),
     *_few_labels("FixMatch (STS)", "sts"),
 )

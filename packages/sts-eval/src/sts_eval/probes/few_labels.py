@@ -9,12 +9,24 @@ import torch
 from torch import nn
 
 from sts_core.errors import ConfigError
+from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 from sts_eval.features.extraction import FeatureConfig, FrozenBackbone
 from sts_eval.features.samples import check_labels, class_names, load_batches
 from sts_eval.features.unchanged import untouched
 from sts_eval.probes.accuracy import allowed_ks, count_correct
 
 LAST_CHECKPOINTS = 20  # google-research/fixmatch reports the median of the last 20 checkpoints
+FEW_LABELS = register_evaluation(
+    Evaluation(
+        name="few-labels",
+        title="Classification with few labels",
+        column="top-1",
+        metrics=(Metric("top1", "top-1"), Metric("top1-median", "top-1, median of last checkpoints")),
+        place=30,
+        headline=2,
+        trains_nothing=True,
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,7 @@ class FewLabelsResult:
     def entries(self) -> list[dict[str, Any]]:
         """The rows for results.json."""
         details = {"num_in_median": self.num_in_median, "num_checkpoints": self.num_checkpoints}
-        common = {"evaluation": "few-labels", "network": self.network, **details}
+        common = {"evaluation": FEW_LABELS.name, "network": self.network, **details}
         return [
             {**common, "metric": "top1", "value": self.last, "which": "last"},
             {**common, "metric": "top1", "value": self.best, "which": "best"},

@@ -10,9 +10,24 @@ from torch import Tensor
 
 from sts_core import distributed
 from sts_core.errors import ConfigError
+from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 from sts_eval.features.extraction import Features
 from sts_eval.features.samples import check_labels, check_same_classes
 from sts_eval.probes.accuracy import allowed_ks, count_correct
+
+NEIGHBOURS = register_evaluation(
+    Evaluation(
+        name="knn",
+        title="Nearest neighbours",
+        column="k-NN",
+        metrics=(Metric("top1", "top-1"), Metric("top5", "top-5")),
+        place=20,
+        headline=3,
+        identity=("k", "temperature", "data"),
+        only_last=True,
+        trains_nothing=True,
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +73,7 @@ class NeighboursResult:
 
     def entries(self, network: str) -> list[dict[str, Any]]:
         """The rows for results.json; nothing is trained, so last is all there is."""
-        common = {"evaluation": "knn", "network": network, "which": "last"}
+        common = {"evaluation": NEIGHBOURS.name, "network": network, "which": "last"}
         sizes = {"num_train": self.num_train, "num_test": self.num_test}
         return [
             {**common, "metric": f"top{top}", "value": value, "k": k, "temperature": temperature, **sizes}

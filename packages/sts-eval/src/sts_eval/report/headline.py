@@ -5,19 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sts_eval.evaluations import Evaluation, Metric, evaluation_called, registered_evaluations
 from sts_eval.report.runs import Run
 from sts_eval.results import text_of
 
-HEADLINES = (("linear", "top1"), ("few-labels", "top1"), ("knn", "top1"))
 KEYS = ("evaluation", "metric", "network", "which")
 FIRST = ("teacher", "student")
-EVALUATION_TITLES = {
-    "linear": "Linear evaluation",
-    "knn": "Nearest neighbours",
-    "few-labels": "Classification with few labels",
-    "voc": "VOC detection transfer",
-}
-METRIC_TITLES = {"top1": "top-1", "top5": "top-5", "top1-median": "top-1, median of last checkpoints"}
+SHORT = {"temperature": "T"}
 SOLVERS = {"lbfgs": "L-BFGS", "ridge": "ridge"}
 
 
@@ -25,8 +19,8 @@ SOLVERS = {"lbfgs": "L-BFGS", "ridge": "ridge"}
 class Measure:
     """One network's last value of one metric, under one protocol (linear) or with one vote (k-NN)."""
 
-    evaluation: str
-    metric: str
+    evaluation: Evaluation
+    metric: Metric
     variant: str
     """What `variant_of` says of its entries."""
     label: str
@@ -38,11 +32,11 @@ class Measure:
     def title(self) -> str:
         """For captions: `linear evaluation (L-BFGS), teacher, top-1, last`."""
         how = f" ({self.label})" if self.label else ""
-        return f"{EVALUATION_TITLES[self.evaluation].lower()}{how}, {self.network}, {METRIC_TITLES[self.metric]}, last"
+        return f"{self.evaluation.title.lower()}{how}, {self.network}, {self.metric.title}, last"
 
     def of(self, run: Run) -> float | None:
         """The run's value, None where it was not measured."""
-        wanted = (self.evaluation, self.metric, self.network, "last", self.variant)
+        wanted = (self.evaluation.name, self.metric.name, self.network, "last", self.variant)
         for entry in run.entries:
             if (*(entry[key] for key in KEYS), variant_of(entry)) == wanted:
                 return float(entry["value"])
@@ -50,14 +44,16 @@ class Measure:
 
 
 def headline(runs: Sequence[Run]) -> Measure | None:
-    """The measure that stands for a run: of linear, few labels and k-NN the first that any run has.
+    """The measure that stands for a run: of the evaluations that may, the first that any run has.
 
     Numbers of two protocols are never mixed: the one that most runs have counts.
     """
     entries = [entry for run in runs for entry in run.entries]
+    ranked = [one for one in registered_evaluations() if one.headline is not None]
     for network in networks_of(entries):
-        for evaluation, metric in HEADLINES:
-            wanted = (evaluation, metric, network, "last")
+        for evaluation in sorted(ranked, key=lambda one: one.headline or 0):
+            metric = evaluation.metrics[0]
+            wanted = (evaluation.name, metric.name, network, "last")
             of_kind = [entry for entry in entries if tuple(entry[key] for key in KEYS) == wanted]
             found = Counter((variant_of(entry), label_of(entry)) for entry in of_kind)
             if found:
@@ -73,15 +69,24 @@ def networks_of(entries: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def variant_of(entry: Mapping[str, Any]) -> str:
     """What tells two entries of one metric apart: the probe's protocol, k and T of a vote, the backend, other data."""
-    return text_of(entry, "protocol", "data") if "protocol" in entry else label_of(entry)
+    return text_of(entry, *evaluation_called(entry["evaluation"]).identity)
 
 
 def label_of(entry: Mapping[str, Any]) -> str:
     """The variant in few words; two protocols may share them."""
-    details = [protocol_label(entry["protocol"]), *choice_of(entry)] if "protocol" in entry else []
-    details += [f"{short} {entry[key]:g}" for key, short in (("k", "k"), ("temperature", "T")) if key in entry]
-    details += [str(entry["backend"])] if "backend" in entry else []
-    return ", ".join([*details, *(f"{name} {value}" for name, value in entry.get("data", {}).items())])
+    identity = evaluation_called(entry["evaluation"]).identity
+    return ", ".join(label for key in identity if key in entry for label in _labels(key, entry))
+
+
+def _labels(key: str, entry: Mapping[str, Any]) -> list[str]:
+    value = entry[key]
+    if key == "protocol":
+        return [protocol_label(value), *choice_of(entry)]
+    if isinstance(value, Mapping):
+        return [f"{name} {item}" for name, item in value.items()]
+    if not isinstance(value, int | float):
+        return [str(value)] if key == "backend" else []  # others, such as a schedule in words, are too long
+    return [f"{SHORT.get(key, key)} {value:g}"]
 
 
 def choice_of(entry: Mapping[str, Any]) -> list[str]:

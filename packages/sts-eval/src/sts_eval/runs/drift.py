@@ -15,8 +15,21 @@ from torch import Tensor, nn
 
 from sts_core import output_drift, parameter_drift
 from sts_core.errors import ConfigError, StateError
+from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 from sts_eval.runs.config import METRICS_NAME, read_metrics
 
+DRIFT = register_evaluation(
+    Evaluation(
+        name="drift",
+        title="Teacher dynamics",
+        column="drift",
+        metrics=(Metric("weights-mse", "MSE of weights", ""), Metric("outputs-mse", "MSE of outputs", "")),
+        place=60,
+        identity=("epoch",),
+        own_section=True,
+        logged=True,
+    )
+)
 FIGURE_EPOCHS = 20  # the paper: "at the early training stages (epoch 1 to 20)"
 
 
@@ -52,7 +65,7 @@ class DriftCurve:
 
     def entries(self) -> list[dict[str, Any]]:
         """The rows for results.json, two per epoch."""
-        common = {"evaluation": "drift", "network": "teacher", "which": "last"}
+        common = {"evaluation": DRIFT.name, "network": "teacher", "which": "last"}
         return [
             {**common, "metric": f"{quantity}-mse", "value": getattr(record, quantity), "epoch": record.epoch}
             for record in self.records

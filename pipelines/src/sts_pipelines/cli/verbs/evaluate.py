@@ -23,7 +23,7 @@ TAKES_OVERRIDES = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or one that holds run folders")
-    parser.add_argument("--only", help="comma-separated: linear, knn, few-labels, imagenet-c, voc (default: config's)")
+    parser.add_argument("--only", help="comma-separated evaluations, such as linear,knn (default: config's)")
     parser.add_argument("--networks", help="comma-separated: teacher, student (default: both)")
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sts_core.errors import ConfigError
+from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 from sts_eval.features.extraction import FeatureConfig, Features, FrozenBackbone, extract_features
 from sts_eval.features.images import CentreCrop
 from sts_eval.features.samples import check_labels, check_same_classes
@@ -16,6 +17,19 @@ from sts_eval.probes.accuracy import allowed_ks
 from sts_eval.probes.linear.protocol import LinearProbeConfig
 from sts_eval.probes.linear.sources import AugmentedFeatures, CachedFeatures, TrainingFeatures
 from sts_eval.probes.linear.training import ProbeRun, solve_exactly, train_by_sgd
+
+LINEAR = register_evaluation(
+    Evaluation(
+        name="linear",
+        title="Linear evaluation",
+        column="linear",
+        metrics=(Metric("top1", "top-1"), Metric("top5", "top-5")),
+        place=10,
+        headline=1,
+        identity=("protocol", "data"),
+        row="protocol",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,7 @@ class LinearProbeResult:
     def entries(self, network: str) -> list[dict[str, Any]]:
         """The rows for results.json; an exact solver has no epochs, so that its last is not the best of any."""
         head = self.heads[self.chosen]
+        common = {"evaluation": LINEAR.name, "network": network}
         kind = "learning_rate" if self.config.solver == "sgd" else "regularisation"
         details = {
             kind: head.setting,
@@ -79,7 +94,7 @@ class LinearProbeResult:
             "protocol": asdict(self.config),
         }
         return [
-            {"evaluation": "linear", "network": network, "metric": f"top{k}", "value": value, "which": which, **details}
+            {**common, "metric": f"top{k}", "value": value, "which": which, **details}
             for which, accuracies in (("last", head.last), ("best", head.best))
             if which == "last" or self.config.solver == "sgd"
             for k, value in accuracies.items()

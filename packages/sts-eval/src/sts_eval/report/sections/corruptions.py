@@ -6,7 +6,7 @@ from typing import Any
 
 from sts_eval.corruptions.benchmark import ALL_CORRUPTIONS, EXTRA_CORRUPTIONS, GROUPS
 from sts_eval.corruptions.differences import CorruptionDifference, compare_corruptions
-from sts_eval.corruptions.results import NUM_IMAGENET_CLASSES, NUM_MAIN_CELLS, CorruptionResult
+from sts_eval.corruptions.results import IMAGENET_C, NUM_IMAGENET_CLASSES, NUM_MAIN_CELLS, CorruptionResult
 from sts_eval.paper.numbers import published
 from sts_eval.report.blocks import (
     Block,
@@ -28,7 +28,6 @@ from sts_eval.report.settings import control_key, key_of
 from sts_eval.results import text_of
 
 ALL_GROUPS = GROUPS | {"extra": EXTRA_CORRUPTIONS}
-IMAGENET_C = "ImageNet-C"
 MAX_PAIRS = 6
 """Comparisons that are drawn; more runs than these are in the tables only."""
 
@@ -46,7 +45,7 @@ def corruption_section(runs: Sequence[Run], *, against_paper: bool) -> Section |
     blocks: list[Block] = [_summary(kept, found, images), _overview(kept, found, network, colours_of(runs))]
     if network == "teacher" and (left := [name for name in measured.get("student", ()) if name not in found]):
         blocks.append(Paragraph(f"Left out, since only their students were evaluated: {', '.join(left)}."))
-    released = [name.startswith(IMAGENET_C) for name in images.values()]
+    released = [name.startswith(IMAGENET_C.title) for name in images.values()]
     if against_paper and any(released):
         gain, low, high = (
             published("text", "ImageNet-C", f"{what}, about").printed
@@ -59,7 +58,7 @@ def corruption_section(runs: Sequence[Run], *, against_paper: bool) -> Section |
             )
         )
     seen = {run.name: _seen(found[run.name], measured[network][run.name]) for run in kept}
-    title = IMAGENET_C if all(released) else "Corrupted images"
+    title = IMAGENET_C.title if all(released) else "Corrupted images"
     return Section("corruptions", title, [*blocks, *_differences(kept, found, seen)], "Corruptions")
 
 
@@ -68,13 +67,13 @@ def _images(run: Run, entry: Mapping[str, Any], result: CorruptionResult) -> str
     source = str(result.source.get("source", "of unknown origin"))
     dataset = {**dict(run.section.get("data") or {}), **dict(entry.get("data") or {})}.get("dataset", "unknown dataset")
     if source == "released folders" and result.num_classes == NUM_IMAGENET_CLASSES:
-        dataset = IMAGENET_C
+        dataset = IMAGENET_C.title
     return f"{dataset}, {source.removesuffix(' folders').removesuffix(' arrays')}, {result.num_images:,} images"
 
 
 def _entry(run: Run, network: str) -> Mapping[str, Any] | None:
     """The newest result of a network of the run."""
-    found = (entry for entry in run.entries if (entry["evaluation"], entry["network"]) == ("imagenet-c", network))
+    found = (entry for entry in run.entries if (entry["evaluation"], entry["network"]) == (IMAGENET_C.name, network))
     return next((entry for entry in found if "cells" in entry), None)
 
 

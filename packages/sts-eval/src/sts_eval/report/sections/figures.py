@@ -21,6 +21,7 @@ from sts_eval.report.charts.svg import NUM_COLOURS, Series, line_chart
 from sts_eval.report.headline import Measure, headline
 from sts_eval.report.runs import Run, smoothing_label
 from sts_eval.report.settings import ONE_SEED
+from sts_eval.runs.drift import DRIFT
 
 LEAST_CELLS = 6
 """Distinct (p, m) from which on a plane is worth drawing, if they fill half of its grid."""
@@ -145,7 +146,7 @@ def _drift(run: Run) -> list[tuple[float, float, float]]:
         return sorted(logged)
     found: dict[float, dict[str, float]] = {}
     for entry in run.entries:
-        if entry["evaluation"] == "drift" and "epoch" in entry:
+        if entry["evaluation"] == DRIFT.name and "epoch" in entry:
             found.setdefault(float(entry["epoch"]), {})[str(entry["metric"])] = float(entry["value"])
     return [
         (epoch, values["weights-mse"], values["outputs-mse"])

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from sts_eval.evaluations import Evaluation, evaluation_called, registered_evaluations
 from sts_eval.intervals import estimate
 from sts_eval.paper.numbers import published_rows
 from sts_eval.report.blocks import (
@@ -19,7 +20,7 @@ from sts_eval.report.blocks import (
     percent,
     sentence,
 )
-from sts_eval.report.headline import EVALUATION_TITLES, METRIC_TITLES, headline, label_of, networks_of, variant_of
+from sts_eval.report.headline import headline, label_of, networks_of, variant_of
 from sts_eval.report.runs import GRANULARITY_SHORT, Run, smoothing_kind, smoothing_label
 from sts_eval.report.settings import control_key, control_of, key_of, settings_of
 from sts_eval.runs.config import flattened
@@ -45,9 +46,9 @@ def overview_section(runs: Sequence[Run]) -> Section:
         rows.append([Code(run.name), *facts, None if run.seed is None else str(run.seed)])
     note = ""
     if measure is not None:
-        header.append(METRIC_TITLES[measure.metric])
+        header.append(measure.metric.title)
         rows = [[*row, percent(measure.of(run))] for row, run in zip(rows, runs, strict=True)]
-        note = f"{METRIC_TITLES[measure.metric]}: {measure.title}, in percent. "
+        note = f"{measure.metric.title}: {measure.title}, in percent. "
     note += f"{EFFECTIVE_MOMENTUM}, the moving average with the same expected pull."
     numeric = frozenset({2, 5, 6} & set(range(len(header))))
     return Section("runs", "Runs", [Table(header, rows, note=note, numeric=numeric)])
@@ -56,25 +57,26 @@ def overview_section(runs: Sequence[Run]) -> Section:
 def results_section(runs: Sequence[Run]) -> Section | None:
     """Every number of results.json that has no section of its own: all networks, last and best."""
     blocks: list[Block] = []
-    for evaluation, title in EVALUATION_TITLES.items():
-        found = [(run, entry) for run in runs for entry in run.entries if entry["evaluation"] == evaluation]
+    for evaluation in (one for one in registered_evaluations() if not one.own_section):
+        found = [(run, entry) for run in runs for entry in run.entries if entry["evaluation"] == evaluation.name]
         if found:
-            blocks.append(_results_table(title, found))
+            blocks.append(_results_table(evaluation, found))
     return Section("results", "Results", blocks) if blocks else None
 
 
 def _column(entry: Mapping[str, Any]) -> str:
-    metric = METRIC_TITLES.get(str(entry["metric"]), str(entry["metric"]))
-    which = "" if entry["evaluation"] == "knn" else str(entry["which"])
-    label = "" if {"protocol", "backend"} & set(entry) else label_of(entry)  # else in the row
+    evaluation = evaluation_called(entry["evaluation"])
+    metric = evaluation.metric(str(entry["metric"])).title
+    which = "" if evaluation.only_last else str(entry["which"])
+    label = "" if evaluation.row in entry else label_of(entry)  # else in the row
     return ", ".join(part for part in (metric, which, label) if part)
 
 
-def _results_table(title: str, found: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
+def _results_table(evaluation: Evaluation, found: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
     """A row per run and protocol of its probe (or backend of its detector), columns grouped by network."""
     networks = networks_of(entry for _, entry in found)
     columns = list(dict.fromkeys(_column(entry) for _, entry in found))
-    variant = next((name for name in ("protocol", "backend") if any(name in entry for _, entry in found)), None)
+    variant = evaluation.row if any(evaluation.row in entry for _, entry in found) else None
     cells: dict[tuple[str, str, str], dict[tuple[str, str], dict[Any, float]]] = {}
     for run, entry in found:
         row = (run.name, variant_of(entry), label_of(entry)) if variant else (run.name, "", "")
@@ -89,7 +91,9 @@ def _results_table(title: str, found: Sequence[tuple[Run, Mapping[str, Any]]]) -
     names = ["run", *([variant] if variant else [])]
     header = [*names, *(column for _, column in keys)]
     groups = [("", len(names)), *((network, len(columns)) for network in networks)]
-    return Table(header, rows, title, "In percent.", frozenset(range(len(names), len(header))), groups)
+    units = ", ".join(dict.fromkeys(metric.unit for metric in evaluation.metrics if metric.unit))
+    note = f"In {units}." if units else ""
+    return Table(header, rows, evaluation.title, note, frozenset(range(len(names), len(header))), groups)
 
 
 def _over_trials(values: Mapping[Any, float] | None) -> str | None:

@@ -1,0 +1,54 @@
+"""Linear evaluation of a run's backbones."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sts_eval import LinearProbeResult, evaluation_called, image_folder, linear_probe
+from sts_methods import dataset_record
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.plain import to_dict
+from sts_pipelines.evaluation.record import Entries, EvaluationRecord, register_evaluation
+from sts_pipelines.evaluation.run import EvaluatedRun
+from sts_pipelines.evaluation.settings import settings_of
+
+
+def measure(run: EvaluatedRun, networks: Sequence[str]) -> Entries:
+    """The probe's accuracies, last and best."""
+    return [entry for network in networks for entry in probe_of(run, network).entries(network)]
+
+
+def probe_of(run: EvaluatedRun, network: str) -> LinearProbeResult:
+    """The linear classifier; trained by SGD it is kept in the run folder, and goes on from there."""
+    if network not in run.probes:
+        config = run.config.linear
+        state = run.results / f".linear-{network}-{settings_of(RECORD.name, run.pipeline)}.pt"
+        train, test = _images(run) if config.augment else run.features(network)
+        run.probes[network] = linear_probe(
+            train,
+            test,
+            config,
+            backbone=run.backbone(network) if config.augment else None,
+            features=run.config.features,
+            cache=run.cache,
+            state_file=state if config.solver == "sgd" else None,
+            device=run.device,
+        )
+    return run.probes[network]
+
+
+def _images(run: EvaluatedRun) -> tuple[Any, Any]:
+    """Images for random crops: whole ones from a folder, else the test's view of the training images."""
+    data = run.pipeline.training.data
+    train, test = run.data
+    if dataset_record(data.dataset).class_folders and data.root is not None:
+        train = image_folder(Path(data.root) / "train", image_size=None)
+    return train, test
+
+
+def settings(pipeline: PipelineConfig) -> dict[str, Any]:
+    """The protocol."""
+    return {"linear": to_dict(pipeline.evaluation.linear)}
+
+
+RECORD = register_evaluation(EvaluationRecord(about=evaluation_called("linear"), measure=measure, settings=settings))
