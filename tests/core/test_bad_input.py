@@ -231,3 +231,11 @@ def test_a_teacher_that_moves_between_forward_and_backward_is_caught_by_autograd
     smoother.update()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.backward()
+
+
+def test_a_config_error_carries_the_names_of_its_fields_also_through_a_pickle() -> None:
+    with pytest.raises(ConfigError) as caught:
+        SmoothingConfig(momentum=0.9, preserve_probability=2.0)
+    copied = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
+    assert (str(copied), copied.fields) == (str(caught.value), ("preserve_probability",))
+    assert ConfigError("nothing in particular").fields == ()

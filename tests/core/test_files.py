@@ -1,8 +1,6 @@
 """Files appear whole, with the usual mode, and a lock ends with its process."""
 
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sts_core.files import locked, replacing, write_atomically
+from tests.processes import PIPE, Process
 
 HOLD = """
 import sys, time
@@ -68,16 +67,13 @@ def test_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
 
 def test_a_lock_is_exclusive_and_ends_with_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "folder" / ".lock"
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as holder:
-        try:
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == "held\n"
-            started = time.monotonic()
-            with pytest.raises(TimeoutError), locked(path, patience_seconds=0.2):
-                pass
-            assert time.monotonic() - started >= 0.2
-        finally:
-            holder.send_signal(signal.SIGKILL)
-            holder.wait(timeout=60)
+    with Process([sys.executable, "-c", HOLD, path], stdout=PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        started = time.monotonic()
+        with pytest.raises(TimeoutError), locked(path, patience_seconds=0.2):
+            pass
+        assert time.monotonic() - started >= 0.2
+        holder.kill()
+        holder.wait(timeout=60)
     with locked(path, patience_seconds=10):
         assert path.is_file()

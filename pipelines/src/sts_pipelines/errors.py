@@ -21,7 +21,7 @@ class SchemaError(ConfigError):
     """A config has one or several problems; `problems` holds one sentence for each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__(tuple(problems))
+        super().__init__(tuple(problems))  # type: ignore[arg-type]  # unpickling passes on what is given here
         self.problems = tuple(problems)
 
     def __str__(self) -> str:

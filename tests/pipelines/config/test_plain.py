@@ -45,13 +45,13 @@ class SoilConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.ph <= 14:
-            raise ConfigError(f"ph must be in [0, 14], got {self.ph}: measure again")
+            raise ConfigError(f"ph must be in [0, 14], got {self.ph}: measure again", fields=("ph",))
         if self.depth is not None and self.depth < 0:
-            raise ConfigError(f"depth must be positive, got {self.depth}: measure again")
+            raise ConfigError(f"depth must be positive, got {self.depth}: measure again", fields=("depth",))
         if (self.depth is None) == (self.weight is None):
-            raise ConfigError("exactly one of depth and weight must be given: choose one")
+            raise ConfigError("exactly one of depth and weight must be given", fields=("depth", "weight"))
         if sum(self.shares) + sum(self.extras.values()) > 1:
-            raise ConfigError("shares and extras must be at most 1 together: lower them")
+            raise ConfigError("what else is in it must be at most 1 together", fields=("shares", "extras"))
 
 
 @dataclass(frozen=True, kw_only=True)

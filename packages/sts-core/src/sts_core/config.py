@@ -14,15 +14,21 @@ Buffers = Literal["copy", "smooth", "keep"]
 def check_probability(name: str, value: object) -> float:
     """Return `value` as a float, or raise if it is not a number in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name} must be a number in [0, 1], got {value!r}: pass a float such as 0.99")
+        raise ConfigError(
+            f"{name} must be a number in [0, 1], got {value!r}: pass a float such as 0.99", fields=(name,)
+        )
     if math.isnan(value) or not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{name} must be in [0, 1], got {value!r}: it is a fraction, 0 follows the student fully")
+        raise ConfigError(
+            f"{name} must be in [0, 1], got {value!r}: it is a fraction, 0 follows the student fully", fields=(name,)
+        )
     return float(value)
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}: choose one of these")
+        raise ConfigError(
+            f"{name} must be one of {', '.join(choices)}, got {value!r}: choose one of these", fields=(name,)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

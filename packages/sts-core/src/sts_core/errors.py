@@ -14,7 +14,11 @@ class StsError(Exception):
 
 
 class ConfigError(StsError, ValueError):
-    """A setting is outside its domain."""
+    """A setting is outside its domain; `fields` are the names of the config's fields that the message is about."""
+
+    def __init__(self, message: str, *, fields: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 class PairingError(StsError, ValueError):

@@ -18,9 +18,9 @@ from sts_pipelines.config.storage_path import local_folder
 Network = Literal["teacher", "student"]
 
 
-def _require(condition: bool, message: str) -> None:
+def _require(condition: bool, message: str, *fields: str) -> None:
     if not condition:
-        raise ConfigError(message)
+        raise ConfigError(message, fields=fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +46,27 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         _require(
-            self.num_workers >= 0, f"num_workers must not be negative, got {self.num_workers}: 0 trains in process"
+            self.num_workers >= 0,
+            f"num_workers must not be negative, got {self.num_workers}: 0 trains in process",
+            "num_workers",
         )
-        _require(self.cpus_per_worker > 0, f"cpus_per_worker must be positive, got {self.cpus_per_worker}: use 1")
         _require(
-            self.max_failures >= -1, f"max_failures must be -1 or more, got {self.max_failures}: -1 never gives up"
+            self.cpus_per_worker > 0,
+            f"cpus_per_worker must be positive, got {self.cpus_per_worker}: use 1",
+            "cpus_per_worker",
+        )
+        _require(
+            self.max_failures >= -1,
+            f"max_failures must be -1 or more, got {self.max_failures}: -1 never gives up",
+            "max_failures",
         )
         if self.min_workers is not None:
             fits = 1 <= self.min_workers <= self.num_workers
             _require(
-                fits, f"min_workers must be from 1 to num_workers={self.num_workers}, got {self.min_workers}: lower it"
+                fits,
+                f"min_workers must be from 1 to num_workers={self.num_workers}, got {self.min_workers}: lower it",
+                "min_workers",
+                "num_workers",
             )
 
 
@@ -101,10 +112,14 @@ class EvaluationConfig:
         for name in self.after_training:
             near = difflib.get_close_matches(name, list(known), n=1)
             hint = f": did you mean {near[0]}?" if near else ""
-            _require(name in known, f"after_training must hold some of {', '.join(known)}, got {name!r}{hint}")
+            _require(
+                name in known,
+                f"after_training must hold some of {', '.join(known)}, got {name!r}{hint}",
+                "after_training",
+            )
         own = {name: self.own.get(name) or section() for name, section in own_sections().items()}
         object.__setattr__(self, "own", own)
-        _require(self.voc_trials >= 1, f"voc_trials must be at least 1, got {self.voc_trials}: raise it")
+        _require(self.voc_trials >= 1, f"voc_trials must be at least 1, got {self.voc_trials}: raise it", "voc_trials")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +151,9 @@ class PipelineConfig:
 
     def __post_init__(self) -> None:
         clean = self.name and all(letter.isalnum() or letter in "-_." for letter in self.name)
-        _require(bool(clean), f"name must be letters, digits, '-', '_' and '.', got {self.name!r}: it names a folder")
+        _require(
+            bool(clean), f"name must be letters, digits, '-', '_' and '.', got {self.name!r}: it names a folder", "name"
+        )
         most = max(1, self.cluster.num_workers)
         for workers in range(self.cluster.min_workers or most, most + 1):  # an elastic run meets all of them
             share = workers * self.training.accumulation
@@ -144,6 +161,8 @@ class PipelineConfig:
                 self.training.global_batch_size % share == 0,
                 f"global_batch_size must be divisible by workers x accumulation = {share}, "
                 f"got {self.training.global_batch_size}: change one of them",
+                "training",
+                "cluster",
             )
 
     @property
@@ -172,8 +191,12 @@ class ComparisonConfig:
     """The teachers by name."""
 
     def __post_init__(self) -> None:
-        _require(bool(self.variants), "variants must not be empty: name at least one teacher to train")
-        _require("report" not in self.variants, "a variant must not be called report, as that folder is the report's")
+        _require(bool(self.variants), "variants must not be empty: name at least one teacher to train", "variants")
+        _require(
+            "report" not in self.variants,
+            "a variant must not be called report, as that folder is the report's",
+            "variants",
+        )
 
     @property
     def pipelines(self) -> dict[str, PipelineConfig]:
@@ -224,14 +247,19 @@ class GridConfig:
     """Train one student with a bank of all teachers: only right where the teacher does not influence training."""
 
     def __post_init__(self) -> None:
-        _require(self.num_samples >= 1, f"num_samples must be at least 1, got {self.num_samples}: raise it")
+        _require(
+            self.num_samples >= 1, f"num_samples must be at least 1, got {self.num_samples}: raise it", "num_samples"
+        )
         for name in ("cells_per_trial", "max_concurrent"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, f"{name} must be at least 1, got {value}: raise it")
+            _require(value is None or value >= 1, f"{name} must be at least 1, got {value}: raise it", name)
         self._check_cells()
         self._check_metric()
         if self.one_student and self.search != "grid":
-            raise ConfigError("one_student needs search: grid, got asha: the bank holds every cell from the start")
+            raise ConfigError(
+                "one_student needs search: grid, got asha: the bank holds every cell from the start",
+                fields=("one_student", "search"),
+            )
 
     def _check_cells(self) -> None:
         values: dict[str, Sequence[float]] = {
@@ -239,29 +267,43 @@ class GridConfig:
             "preserve_probabilities": self.preserve_probabilities,
         }
         for name, numbers in values.items():
-            _require(bool(numbers or self.cells), f"{name} must not be empty: give at least one value, or cells")
-        _require(bool(self.granularities), "granularities must not be empty: give at least one, such as layer")
+            _require(
+                bool(numbers or self.cells),
+                f"{name} must not be empty: give at least one value, or cells",
+                name,
+                "cells",
+            )
+        _require(
+            bool(self.granularities),
+            "granularities must not be empty: give at least one, such as layer",
+            "granularities",
+        )
         values["cells"] = [number for cell in self.cells for number in cell]
         for name, numbers in values.items():
             for value in numbers:
-                _require(0 <= value <= 1, f"{name} must be in [0, 1], got {value}: they are fractions")
+                _require(0 <= value <= 1, f"{name} must be in [0, 1], got {value}: they are fractions", name)
 
     def _check_metric(self) -> None:
         evaluation, _, rest = self.metric.partition("/")
         network, _, number = rest.partition("/")
         known = measurable().get(evaluation)
         if known is None or network not in get_args(Network) or not number:
-            raise ConfigError(f"metric must be evaluation/network/number such as knn/teacher/top1, got {self.metric}")
+            message = f"metric must be evaluation/network/number such as knn/teacher/top1, got {self.metric}"
+            raise ConfigError(message, fields=("metric",))
         numbers = [metric.name for metric in known.metrics]
-        _require(number in numbers, f"metric: {evaluation} measures {', '.join(numbers)}, got {number}")
+        _require(number in numbers, f"metric: {evaluation} measures {', '.join(numbers)}, got {number}", "metric")
         quick = [f"{one.name}/.../{one.metrics[0].name}" for one in measurable().values() if one.trains_nothing]
         _require(
             self.search == "grid" or f"{evaluation}/.../{number}" in quick,
             f"a search ranks trials by {' or '.join(quick)}, got metric {self.metric}",
+            "search",
+            "metric",
         )
         _require(
             not self.one_student or network == "teacher",
             f"one_student has one student for all cells, got metric {self.metric}: rank by a number of the teacher",
+            "one_student",
+            "metric",
         )
 
 
@@ -281,6 +323,8 @@ class SweepConfig:
             evaluation in measured.after_training and network in measured.networks,
             f"sweep.metric must be one of the numbers that evaluation asks for, got {self.sweep.metric}: "
             f"add {evaluation} to evaluation.after_training and {network} to evaluation.networks, or rank by another",
+            "sweep",
+            "pipeline",
         )
         if self.sweep.one_student:
             labels = getattr(self.pipeline.training.method, "pseudo_labels", None)
@@ -288,9 +332,16 @@ class SweepConfig:
                 labels == "student",
                 f"sweep.one_student needs method.pseudo_labels: student, got {labels}: "
                 "with any other setting the teacher changes what the student learns",
+                "sweep",
+                "pipeline",
             )
             schedule = self.pipeline.training.momentum_schedule
-            _require(schedule == "constant", f"sweep.one_student needs momentum_schedule: constant, got {schedule}")
+            _require(
+                schedule == "constant",
+                f"sweep.one_student needs momentum_schedule: constant, got {schedule}",
+                "sweep",
+                "pipeline",
+            )
 
 
 AnyPipeline = PipelineConfig | ComparisonConfig | SweepConfig

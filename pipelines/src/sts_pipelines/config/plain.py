@@ -12,7 +12,6 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -223,11 +222,10 @@ def _made(cls: type, values: dict[str, Any], path: str, problems: list[str]) -> 
         try:
             return cls(**kept)
         except ConfigError as error:
-            words = set(re.findall(r"\w+", str(error)))
-            if words & wrong:  # perhaps only because these have their defaults now
+            if wrong.intersection(error.fields):  # perhaps only because these have their defaults now
                 return _INVALID
             problems.append(f"{path.rstrip('.')}: {error}" if path else str(error))
-            named = words & kept.keys() & replaceable
+            named = set(error.fields) & kept.keys() & replaceable
             if not named:
                 return _INVALID
             wrong |= named

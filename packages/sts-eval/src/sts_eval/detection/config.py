@@ -111,7 +111,10 @@ class DetectionConfig:
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(Backend):
-            raise ConfigError(f"backend must be detectron2 or torchvision, got {self.backend!r}: choose one of the two")
+            raise ConfigError(
+                f"backend must be detectron2 or torchvision, got {self.backend!r}: choose one of the two",
+                fields=("backend",),
+            )
         _check_splits((*self.train_splits, self.test_split))
         for name in ("train_sizes", "anchor_sizes", "anchor_ratios", "train_splits"):
             _check_sequence(name, getattr(self, name))
@@ -154,14 +157,16 @@ def _check_splits(names: tuple[str, ...]) -> None:
     for name in names:
         if not SPLIT_NAME.fullmatch(name):
             raise ConfigError(
-                f"a split must be called voc_<year>_<image set>, got {name!r}: for instance voc_2007_test"
+                f"a split must be called voc_<year>_<image set>, got {name!r}: for instance voc_2007_test",
+                fields=("train_splits", "test_split"),
             )
 
 
 def _check_sequence(name: str, values: object) -> None:
     if not isinstance(values, tuple) or not values:
         raise ConfigError(
-            f"{name} must be a tuple with at least one entry, got {values!r}: pass for instance (480, 512)"
+            f"{name} must be a tuple with at least one entry, got {values!r}: pass for instance (480, 512)",
+            fields=(name,),
         )
     for value in values:
         if not isinstance(value, str):
@@ -171,7 +176,9 @@ def _check_sequence(name: str, values: object) -> None:
 def _check_positive(name: str, value: object, *, zero: bool = False) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
-        raise ConfigError(f"{name} must be {'at least' if zero else 'above'} 0, got {value!r}: pass a larger number")
+        raise ConfigError(
+            f"{name} must be {'at least' if zero else 'above'} 0, got {value!r}: pass a larger number", fields=(name,)
+        )
 
 
 def _check_numbers(config: DetectionConfig) -> None:
@@ -184,25 +191,30 @@ def _check_numbers(config: DetectionConfig) -> None:
             _check_positive(field.name, getattr(config, field.name), zero=field.name in may_be_zero)
         if field.type is int and not isinstance(getattr(config, field.name), int):
             value = getattr(config, field.name)
-            raise ConfigError(f"{field.name} must be a whole number, got {value!r}: pass an int")
+            raise ConfigError(f"{field.name} must be a whole number, got {value!r}: pass an int", fields=(field.name,))
     for name in ("rpn_nms", "box_nms", "roi_positive_fraction", "score_threshold", "warmup_factor"):
         if getattr(config, name) > 1:
-            raise ConfigError(f"{name} must be at most 1, got {getattr(config, name)}: it is a fraction")
+            raise ConfigError(
+                f"{name} must be at most 1, got {getattr(config, name)}: it is a fraction", fields=(name,)
+            )
 
 
 def _check_schedule(config: DetectionConfig) -> None:
     if config.batch_size % config.group_size:
         raise ConfigError(
-            f"group_size must divide batch_size, got {config.group_size} and {config.batch_size}: set group_size=1"
+            f"group_size must divide batch_size, got {config.group_size} and {config.batch_size}: set group_size=1",
+            fields=("group_size", "batch_size"),
         )
     steps = config.lr_steps
     if list(steps) != sorted(set(steps)) or any(not 0 < step < config.iterations for step in steps):
         raise ConfigError(
             f"lr_steps must increase and lie between 0 and iterations={config.iterations}, got {steps}: "
-            "use config.scaled(iterations) to move them with the number of iterations"
+            "use config.scaled(iterations) to move them with the number of iterations",
+            fields=("lr_steps", "iterations"),
         )
     if config.warmup_iterations > config.iterations:
         raise ConfigError(
             f"warmup_iterations must not exceed iterations={config.iterations}, got {config.warmup_iterations}: "
-            "use config.scaled(iterations) to shorten it too"
+            "use config.scaled(iterations) to shorten it too",
+            fields=("warmup_iterations", "iterations"),
         )

@@ -34,9 +34,15 @@ class FeatureConfig:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_workers < 0:
             got = f"{self.batch_size} and {self.num_workers}"
-            raise ConfigError(f"batch_size must be positive and num_workers at least 0, got {got}: raise them")
+            raise ConfigError(
+                f"batch_size must be positive and num_workers at least 0, got {got}: raise them",
+                fields=("batch_size", "num_workers"),
+            )
         if self.precision not in ("float32", "bfloat16", "float16"):
-            raise ConfigError(f"precision must be float32, bfloat16 or float16, got {self.precision!r}: choose one")
+            raise ConfigError(
+                f"precision must be float32, bfloat16 or float16, got {self.precision!r}: choose one",
+                fields=("precision",),
+            )
 
 
 @dataclass(frozen=True)

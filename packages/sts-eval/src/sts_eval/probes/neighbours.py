@@ -51,11 +51,15 @@ class NeighboursConfig:
         if not self.ks or min(self.ks) < 1 or not self.temperatures or not all(0 < t < inf for t in self.temperatures):
             raise ConfigError(
                 f"ks and temperatures must be positive and finite, got {self.ks} and {self.temperatures}: "
-                "pass (20,) and (0.07,)"
+                "pass (20,) and (0.07,)",
+                fields=("ks", "temperatures"),
             )
         if min(self.query_rows, self.bank_rows) < 1:
             got = f"{self.query_rows} and {self.bank_rows}"
-            raise ConfigError(f"query_rows and bank_rows must be at least 1, got {got}: raise them")
+            raise ConfigError(
+                f"query_rows and bank_rows must be at least 1, got {got}: raise them",
+                fields=("query_rows", "bank_rows"),
+            )
 
 
 @dataclass(frozen=True)

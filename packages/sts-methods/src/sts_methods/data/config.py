@@ -44,26 +44,32 @@ class DataConfig:
     def __post_init__(self) -> None:
         for name, choices in (("dataset", DATASETS), ("recipe", VIEWS), ("on_error", get_args(OnError))):
             if (value := getattr(self, name)) not in choices:
-                raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}", fields=(name,))
         for name, least in (("image_size", 8), ("unlabelled_ratio", 1), ("num_local_crops", 0), ("num_workers", 0)):
             if (value := getattr(self, name)) < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value!r}")
+                raise ConfigError(f"{name} must be at least {least}, got {value!r}", fields=(name,))
         if self.crop_scale_min is not None and not 0.0 < self.crop_scale_min <= 1.0:
             raise ConfigError(
-                f"crop_scale_min must be in (0, 1], got {self.crop_scale_min!r}: it is a share of the area"
+                f"crop_scale_min must be in (0, 1], got {self.crop_scale_min!r}: it is a share of the area",
+                fields=("crop_scale_min",),
             )
         if self.num_labels is not None and not self.with_labels:
             semi_supervised = " and ".join(name for name, record in VIEWS.items() if record.labelled)
             raise ConfigError(
                 f"num_labels is for {semi_supervised}, {self.recipe} uses no labels, got {self.num_labels!r}: "
-                f"leave it out"
+                f"leave it out",
+                fields=("num_labels",),
             )
         if self.interpolation not in (None, *get_args(Interpolation)):
-            raise ConfigError(f"interpolation must be bilinear, bicubic or None, got {self.interpolation!r}")
+            raise ConfigError(
+                f"interpolation must be bilinear, bicubic or None, got {self.interpolation!r}",
+                fields=("interpolation",),
+            )
         if self.interpolation is not None and not any(isinstance(view, CropView) for view in self.views()):
             raise ConfigError(
                 f"interpolation is for views that resize crops, {self.recipe} shifts whole images, got "
-                f"{self.interpolation!r}: leave it out"
+                f"{self.interpolation!r}: leave it out",
+                fields=("interpolation",),
             )
 
     @property

@@ -69,7 +69,10 @@ class DinoConfig:
             warmup_teacher_steps=self.warmup_teacher_steps, freeze_prototypes_steps=self.freeze_prototypes_steps
         )
         if not 0.0 <= self.center_momentum < 1.0:
-            raise ConfigError(f"center_momentum must be in [0, 1), got {self.center_momentum!r}: the reference has 0.9")
+            raise ConfigError(
+                f"center_momentum must be in [0, 1), got {self.center_momentum!r}: the reference has 0.9",
+                fields=("center_momentum",),
+            )
 
 
 class Prototypes(nn.Linear):

@@ -42,11 +42,19 @@ class FixMatchConfig:
         check_positive(num_classes=self.num_classes)
         check_not_negative(unlabelled_weight=self.unlabelled_weight)
         if not 0.0 <= self.threshold <= 1.0:
-            raise ConfigError(f"threshold must be a probability, got {self.threshold!r}: the reference has 0.95")
+            raise ConfigError(
+                f"threshold must be a probability, got {self.threshold!r}: the reference has 0.95",
+                fields=("threshold",),
+            )
         if self.pseudo_labels not in ("student", "teacher"):
-            raise ConfigError(f'pseudo_labels must be "student" or "teacher", got {self.pseudo_labels!r}: choose one')
+            raise ConfigError(
+                f'pseudo_labels must be "student" or "teacher", got {self.pseudo_labels!r}: choose one',
+                fields=("pseudo_labels",),
+            )
         if self.labelled_order not in get_args(LabelledOrder):
-            raise ConfigError(f'labelled_order must be "random" or "epochs", got {self.labelled_order!r}')
+            raise ConfigError(
+                f'labelled_order must be "random" or "epochs", got {self.labelled_order!r}', fields=("labelled_order",)
+            )
 
 
 class FixMatch(StudentTeacherMethod):

@@ -106,26 +106,27 @@ def _check_choices(config: TrainingConfig) -> None:
     for name, options in choices.items():
         if getattr(config, name) not in get_args(options):
             known = ", ".join(get_args(options))
-            raise ConfigError(f"{name} must be one of {known}, got {getattr(config, name)!r}")
+            raise ConfigError(f"{name} must be one of {known}, got {getattr(config, name)!r}", fields=(name,))
 
 
 def _check_counts(config: TrainingConfig) -> None:
     if (config.epochs is None) == (config.steps is None):
         raise ConfigError(
             f"exactly one of epochs and steps must be given, got epochs={config.epochs} and steps={config.steps}: "
-            f"say how long to train in one of them and set the other to null"
+            f"say how long to train in one of them and set the other to null",
+            fields=("epochs", "steps"),
         )
     for name in ("epochs", "steps", "checkpoint_every_steps", "verify_ranks_every_steps", "checkpoint_every_minutes"):
         if (value := getattr(config, name)) is not None and not value > 0:
-            raise ConfigError(f"{name} must be positive or None, got {value!r}")
+            raise ConfigError(f"{name} must be positive or None, got {value!r}", fields=(name,))
     check_not_negative(
         collapse_feature_std=config.collapse_feature_std, collapse_effective_rank=config.collapse_effective_rank
     )
     if not isinstance(config.seed, int) or not 0 <= config.seed < 2**64:
-        raise ConfigError(f"seed must be an integer in [0, 2**64), got {config.seed!r}")
+        raise ConfigError(f"seed must be an integer in [0, 2**64), got {config.seed!r}", fields=("seed",))
     for name in ("global_batch_size", "accumulation", "keep_checkpoints", "log_every_steps"):
         if not getattr(config, name) >= 1:
-            raise ConfigError(f"{name} must be at least 1, got {getattr(config, name)!r}")
+            raise ConfigError(f"{name} must be at least 1, got {getattr(config, name)!r}", fields=(name,))
 
 
 def _check_views(config: TrainingConfig) -> None:
@@ -133,7 +134,8 @@ def _check_views(config: TrainingConfig) -> None:
     if record is not None and config.data.recipe not in (record.views, *record.also_takes):
         raise ConfigError(
             f"data.recipe must make the views that {record.name} trains on, got {config.data.recipe!r}: "
-            f"set it to {record.views!r}"
+            f"set it to {record.views!r}",
+            fields=("data", "method"),
         )
 
 
@@ -142,10 +144,12 @@ def _check_bank(config: TrainingConfig) -> None:
         if smoothing.buffers == "keep":
             raise ConfigError(
                 f"a teacher of the bank never runs and must take its batch norm statistics from the student, got "
-                f"buffers='keep' for {name!r}: use 'copy' or 'smooth'"
+                f"buffers='keep' for {name!r}: use 'copy' or 'smooth'",
+                fields=("bank",),
             )
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
             raise ConfigError(
                 f"a teacher of the bank is saved under its name, which may have letters, digits, '-', '_' and, not at "
-                f"its start, '.', got {name!r}: rename it"
+                f"its start, '.', got {name!r}: rename it",
+                fields=("bank",),
             )

@@ -56,20 +56,29 @@ class OptimizerConfig:
         for name, choices in (("name", OptimizerName), ("schedule", Schedule)):
             if getattr(self, name) not in get_args(choices):
                 known = ", ".join(get_args(choices))
-                raise ConfigError(f"optimizer.{name} must be one of {known}, got {getattr(self, name)!r}: choose one")
+                raise ConfigError(
+                    f"optimizer.{name} must be one of {known}, got {getattr(self, name)!r}: choose one", fields=(name,)
+                )
         for name in ("lr", "weight_decay", "warmup_epochs", "warmup_start", "trust_coefficient", "momentum", "decay"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 value = getattr(self, name)
-                raise ConfigError(f"optimizer.{name} must be zero or positive and finite, got {value!r}: change it")
+                raise ConfigError(
+                    f"optimizer.{name} must be zero or positive and finite, got {value!r}: change it", fields=(name,)
+                )
         if self.nesterov and (self.name != "sgd" or self.momentum == 0.0):
             raise ConfigError(
-                f"optimizer.nesterov needs sgd with momentum, got {self.name} with {self.momentum}: switch it off"
+                f"optimizer.nesterov needs sgd with momentum, got {self.name} with {self.momentum}: switch it off",
+                fields=("nesterov", "name", "momentum"),
             )
         if self.schedule == "step" and not self.milestones:
-            raise ConfigError("optimizer.schedule 'step' needs milestones, got none: name the epochs of the decays")
+            raise ConfigError(
+                "optimizer.schedule 'step' needs milestones, got none: name the epochs of the decays",
+                fields=("schedule", "milestones"),
+            )
         if self.clip_gradient_norm is not None and not self.clip_gradient_norm > 0.0:
             raise ConfigError(
-                f"optimizer.clip_gradient_norm must be positive, got {self.clip_gradient_norm!r}: pass None for none"
+                f"optimizer.clip_gradient_norm must be positive, got {self.clip_gradient_norm!r}: pass None for none",
+                fields=("clip_gradient_norm",),
             )
 
 
