@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from torch import nn
@@ -16,7 +17,7 @@ from sts_core.errors import ConfigError, StateError
 from sts_eval import DataError, FeatureConfig, extract_features, image_folder
 from sts_eval.features.cache import dataset_fingerprint
 from sts_eval.features.unchanged import digest_of, untouched
-from sts_methods.data.datasets import open_source, statistics_of
+from sts_methods.data.datasets import IMAGENET_STATISTICS, open_source
 from sts_methods.data.evaluation_set import EvaluationDataset
 
 
@@ -225,7 +226,7 @@ def test_a_cache_knows_every_pixel_and_label_of_a_dataset_in_memory(tmp_path, di
 def test_the_files_of_the_training_packages_dataset_are_not_all_read_to_identify_them(tmp_path):
     root = make_folder(tmp_path / "train", 2, 30)
     source = open_source("imagefolder", str(tmp_path), "train", image_size=16)
-    data = Stops(EvaluationDataset(source, image_size=16, statistics=statistics_of("imagefolder")), None)
+    data = Stops(EvaluationDataset(source, image_size=16, statistics=IMAGENET_STATISTICS), None)
     first = dataset_fingerprint(data, "")
     assert set(data.read) == probes(data)
     os.utime(root / "class1" / "11.png", (0, 0))
@@ -301,3 +302,17 @@ def test_unpooled_and_non_finite_outputs_are_refused(digit_images):
 
     with pytest.raises(StateError, match="finite"):
         extract_features(Broken(), digit_images[0])
+
+
+def test_the_scores_of_a_classifier_are_not_taken_for_features_in_silence(digit_images):
+    images = TensorDataset(torch.zeros(2, 3, 32, 32), torch.tensor([0, 1]))
+    whole = timm.create_model("resnet10t")
+    with pytest.warns(UserWarning, match=r"this network ends in one \(fc\)"):
+        extract_features(whole, images)
+    assert extract_features(timm.create_model("resnet10t", num_classes=0), images).values.shape == (2, 512)
+
+
+def test_a_transformer_of_another_size_is_one_sentence():
+    images = TensorDataset(torch.zeros(2, 3, 32, 32), torch.tensor([0, 1]))
+    with pytest.raises(ConfigError, match=r"takes no images of 32x32 \(Input height \(32\) .*\): resize them"):
+        extract_features(timm.create_model("vit_tiny_patch16_224", num_classes=0), images)

@@ -91,3 +91,10 @@ def test_impossible_requests_are_refused(digit_features):
         NeighboursConfig(temperatures=(0.0,))
     with pytest.raises(ConfigError):
         NeighboursConfig(temperatures=(0.07, float("nan")))
+
+
+def test_one_neighbour_names_one_class_and_has_no_top5(digit_features):
+    result = nearest_neighbours(*digit_features, NeighboursConfig(ks=(1, 5), temperatures=(0.07,)))
+    assert {k: set(accuracy) for (k, _), accuracy in result.accuracies.items()} == {1: {1}, 5: {1, 5}}
+    metrics = {(entry["k"], entry["metric"]) for entry in result.entries("teacher")}
+    assert metrics == {(1, "top1"), (5, "top1"), (5, "top5")}

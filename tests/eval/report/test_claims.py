@@ -12,6 +12,7 @@ import scipy.stats
 
 from sts_eval import add_entries, fast_protocol
 from sts_eval.intervals import difference
+from sts_eval.report.blocks import Figure, Notes, Table
 from sts_eval.report.build import build_report
 from sts_eval.report.html import to_html
 from sts_eval.report.markdown import to_markdown
@@ -161,3 +162,47 @@ def test_corruptions_are_compared_with_the_moving_averages_of_the_same_recipe(ma
     assert "sts minus tma" in text
     assert "sts minus matched" in text
     assert "minus other" not in text
+
+
+def changed(folder: Path, **changes: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def test_a_digits_run_stands_in_no_table_of_imagenet(make_run: MakeRun) -> None:
+    data = {"dataset": "digits", "image_size": 12, "recipe": "byol"}
+    text = markdown_of(changed(make_run("small", m=0.99, p=0.7, metrics=False), data=data))
+    assert "ImageNet, 200 epochs" not in text
+    assert "Other data than the paper's, so that no number of it stands beside them: small." in text
+
+
+def test_a_short_run_is_matched_with_no_row_of_300_or_1000_epochs(make_run: MakeRun) -> None:
+    short = changed(make_run("short", m=0.99, p=0.7, metrics=False), epochs=None, steps=110)
+    assert "Self-supervised methods on ImageNet" not in markdown_of(short)
+    long = changed(make_run("long", m=0.99, p=0.7, metrics=False), epochs=300)
+    assert "Ours (BYOL + STS) 300" in markdown_of(long)
+
+
+def test_the_verdict_is_the_second_column_and_footnotes_do_not_repeat(make_run: MakeRun) -> None:
+    report = build_report(read_runs([make_run("sts", m=0.99, p=0.7, metrics=False)]))
+    (section,) = [section for section in report.sections if section.anchor == "paper"]
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    assert len(tables) == 2
+    assert {table.header[1] for table in tables} == {"may stand"}
+    (notes,) = [block for block in section.blocks if isinstance(block, Notes)]
+    assert len({text for _, text in notes.items}) == len(notes.items) > 0
+
+
+def test_a_run_has_one_colour_in_all_figures_and_schedules_are_not_drawn(make_run: MakeRun) -> None:
+    first = make_run("first", m=0.0, drift=False)
+    second = make_run("second", m=0.9)
+    lines = [{"step": s, "loss": 1.0, "momentum": 0.9, "learning_rate": 0.1, "num_updates": s} for s in range(1, 5)]
+    (first / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = build_report(read_runs([first, second]))
+    figures = [block for section in report.sections for block in section.blocks if isinstance(block, Figure)]
+    colours = {(entry.name, entry.colour) for figure in figures for entry in figure.legend}
+    assert colours == {("first", 1), ("second", 2)}
+    headings = {heading for figure in figures for heading, _ in figure.drawings}
+    assert "loss" in headings
+    assert not headings & {"momentum", "learning rate", "num updates"}

@@ -1,6 +1,7 @@
 """Features of a frozen backbone for a whole dataset: extracted once, kept in a file that survives being killed."""
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,11 +109,23 @@ def extract_features(
 
 def forward_features(backbone: nn.Module, images: Tensor) -> Tensor:
     """Pooled features [B, D] of images, checked to be of that shape; gradients are the caller's concern."""
-    features: Tensor = backbone(images)
+    try:
+        features: Tensor = backbone(images)
+    except AssertionError as error:  # timm's way to say that a transformer has another size
+        size = "x".join(str(side) for side in images.shape[-2:])
+        raise ConfigError(f"the backbone takes no images of {size} ({str(error).rstrip('.')}): resize them") from None
     if not isinstance(features, Tensor) or features.ndim != 2:
         got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ConfigError(f"a backbone must return pooled features [N, D], got {got}: pool or flatten its output")
     return features
+
+
+def classifier_of(backbone: nn.Module) -> str | None:
+    """The name of the layer from features to ImageNet's classes that torchvision's and timm's networks end in."""
+    layers = [(name, layer) for name, layer in backbone.named_modules() if isinstance(layer, nn.Linear)]
+    name, last = layers[-1] if layers else ("", None)
+    ends_in_classes = last is not None and last.out_features in (1000, 21841, 21843)
+    return name if ends_in_classes and name.split(".")[0] in ("fc", "head", "heads", "classifier") else None
 
 
 class FrozenBackbone:
@@ -123,6 +136,12 @@ class FrozenBackbone:
         first = next(iter(backbone.parameters()), torch.empty(0))
         self.device = torch.device(device) if device is not None else first.device
         self.backbone = backbone.to(self.device)
+        if (name := classifier_of(backbone)) is not None:
+            warnings.warn(
+                f"features are what precedes a classifier, but this network ends in one ({name}), whose scores are "
+                f"measured instead: replace it by nn.Identity()",
+                stacklevel=3,
+            )
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:

@@ -61,10 +61,14 @@ class Comparison:
         return not self.obstacles
 
     @property
+    def on_other_data(self) -> bool:
+        """Whether training or evaluation was on other data than the paper's."""
+        return any(obstacle.startswith(OTHER_DATA) for obstacle in self.obstacles)
+
+    @property
     def reference(self) -> float | None:
         """The published value, None where the paper's training failed or ours was on other data."""
-        other_data = any(obstacle.startswith(OTHER_DATA) for obstacle in self.obstacles)
-        return None if other_data else self.published.value
+        return None if self.on_other_data else self.published.value
 
     @property
     def difference(self) -> float | None:

@@ -66,8 +66,9 @@ class PaperRow:
         return len(self.obstacles(conditions)), sum(abs(math.log((a + 1) / (b + 1))) for a, b in numbers)
 
     def is_of(self, conditions: Mapping[str, Any]) -> bool:
-        """Whether the run has this row's method, smoothing and granularity."""
-        return all(conditions.get(name) == self.conditions[name] for name in IDENTITY if name in self.conditions)
+        """Whether the run has this row's method, smoothing and granularity; long trainings are rows of their own."""
+        names = (*IDENTITY, "epochs") if self.table == "state-of-the-art" else IDENTITY
+        return all(conditions.get(name) == self.conditions[name] for name in names if name in self.conditions)
 
 
 TOP1_TOP5 = {"top-1": "top1", "top-5": "top5"}

@@ -113,7 +113,11 @@ def nearest_neighbours(
             scores = vote(similarities[:, :k], answers[:, :k], num_classes, temperature)
             correct[v] += count_correct(scores, labels, tops).cpu()
     percent = 100.0 * distributed.sum_over_ranks_(correct).double() / len(test)
-    accuracies = {key: dict(zip(tops, percent[v].tolist(), strict=True)) for v, key in enumerate(votes)}
+    # Fewer than five neighbours cannot name five classes: the rest would be filled up by class index.
+    accuracies = {
+        (k, temperature): {top: float(percent[v, i]) for i, top in enumerate(tops) if top <= k}
+        for v, (k, temperature) in enumerate(votes)
+    }
     return NeighboursResult(accuracies, config, len(train), len(test))
 
 

@@ -30,7 +30,10 @@ MAX_POINTS = 400
 CURVES = ("loss", "accuracy", "mask_rate", "feature_std", "effective_rank", "images_per_second")
 """Metrics in the order of interest; others follow by name."""
 MAX_CURVES = 9
-NOT_CURVES = ("step", "epoch", "parameter_drift", "output_drift", "preserve_probability", "momentum", "learning_rate")
+NOT_CURVES = (
+    *("step", "epoch", "parameter_drift", "output_drift"),
+    *("preserve_probability", "momentum", "learning_rate", "num_updates"),
+)
 """Places on an axis, what has a figure of its own, and schedules, which the config tells."""
 
 

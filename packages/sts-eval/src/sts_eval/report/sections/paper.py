@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from sts_eval.paper.comparison import Comparison, compare_with_paper, with_conditions
 from sts_eval.paper.numbers import TABLES
-from sts_eval.report.blocks import Block, CellValue, Code, Delta, Notes, Paragraph, Section, Table, sentence
+from sts_eval.report.blocks import DASH, Block, CellValue, Code, Delta, Notes, Paragraph, Section, Table, sentence
 from sts_eval.report.runs import Run
 
 MAX_SETTINGS = 3
@@ -38,11 +38,19 @@ def paper_section(runs: Sequence[Run]) -> Section | None:
         if run.results is not None
     ]
     ours = [comparison for comparison in compare_with_paper(known) if comparison.network == "teacher"]
-    if not ours:
+    foreign = dict.fromkeys(name for comparison in ours if comparison.on_other_data for name in comparison.runs)
+    ours = [comparison for comparison in ours if not comparison.on_other_data]
+    if not ours and not foreign:
         return None
-    blocks: list[Block] = [Paragraph(LEAD)]
+    blocks: list[Block] = [Paragraph(LEAD)] if ours else []
+    notes: dict[str, str] = {}
     for table in dict.fromkeys(comparison.published.table for comparison in ours):
-        blocks += _paper_table(table, [comparison for comparison in ours if comparison.published.table == table])
+        blocks += _paper_table(table, [comparison for comparison in ours if comparison.published.table == table], notes)
+    if notes:
+        blocks.append(Notes([(mark, sentence(obstacle)) for obstacle, mark in notes.items()]))
+    if foreign:
+        text = "Other data than the paper's, so that no number of it stands beside them"
+        blocks.append(Paragraph(f"{text}: {_listed(list(foreign))}."))
     return Section("paper", "Beside the paper", blocks, "Paper")
 
 
@@ -67,35 +75,39 @@ def _chosen(lines: Sequence[_Line]) -> tuple[list[_Line], int]:
     return kept, len(lines) - len(kept)
 
 
-def _paper_table(name: str, comparisons: Sequence[Comparison]) -> list[Block]:
+def _paper_table(name: str, comparisons: Sequence[Comparison], notes: dict[str, str]) -> list[Block]:
+    """One table of the paper; `notes` maps obstacles to their marks, over all tables."""
     lines, left_out = _chosen(_lines(comparisons))
     columns = list(dict.fromkeys(c.published.column for c in comparisons))
     ways = {
         column: list(dict.fromkeys(w for line in lines for c, w in line.cells if c == column)) for column in columns
     }
-    notes: dict[tuple[str, ...], str] = {}
     rows: list[list[CellValue]] = []
     for line in lines:
-        mark = notes.setdefault(line.obstacles, str(len(notes) + 1)) if line.obstacles else ""
+        marks = [notes.setdefault(obstacle, str(len(notes) + 1)) for obstacle in line.obstacles]
         cells = [cell for column in columns for cell in _cells(line, column, ways[column])]
-        rows.append([line.row, _names(line.runs), *cells, f"no: {mark}" if mark else "yes"])
-    header = [
-        "row",
-        "our runs",
-        *(h for c in columns for h in ("paper", *ways[c], "difference")),
-        "may stand beside it",
-    ]
-    groups = [("", 2), *((column, len(ways[column]) + 2) for column in columns), ("", 1)]
+        rows.append([line.row, f"no: {_ranges(marks)}" if marks else "yes", Code(_listed(line.runs)), *cells])
+    header = ["row", "may stand", "our runs", *(h for c in columns for h in ("paper", *ways[c], "difference"))]
+    groups = [("", 3), *((column, len(ways[column]) + 2) for column in columns)]
     title = TABLES[name].title if name in TABLES else "Numbers in the text"
     note = f"{left_out} more settings of these rows are left out; they are under Results." if left_out else ""
-    table = Table(header, rows, title, note, frozenset(range(2, len(header) - 1)), groups)
-    remarks = [(mark, sentence("; ".join(obstacles))) for obstacles, mark in notes.items()]
-    return [table, Notes(remarks)] if remarks else [table]
+    return [Table(header, rows, title, note, frozenset(range(3, len(header))), groups)]
 
 
-def _names(runs: Sequence[str]) -> CellValue:
+def _ranges(marks: Sequence[str]) -> str:
+    """`1-3, 7`: the numbers of notes, consecutive ones joined."""
+    parts: list[list[int]] = []
+    for mark in sorted(map(int, marks)):
+        if parts and mark == parts[-1][-1] + 1:
+            parts[-1].append(mark)
+        else:
+            parts.append([mark])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}{DASH}{part[-1]}" for part in parts)
+
+
+def _listed(runs: Sequence[str]) -> str:
     more = f" and {len(runs) - MAX_NAMES} more" if len(runs) > MAX_NAMES else ""
-    return Code(", ".join(runs[:MAX_NAMES]) + more)
+    return ", ".join(runs[:MAX_NAMES]) + more
 
 
 def _cells(line: _Line, column: str, ways: Sequence[str]) -> list[CellValue]:
@@ -106,7 +118,13 @@ def _cells(line: _Line, column: str, ways: Sequence[str]) -> list[CellValue]:
         return [None] * (len(ways) + 2)
     difference = present[0].difference
     ours: list[CellValue] = [None if c is None else _number(c) for c in found]
-    return [present[0].published.printed, *ours, None if difference is None else Delta(difference)]
+    if difference is None:
+        return [present[0].published.printed, *ours, None]
+    low, high = present[0].ours.low, present[0].ours.high
+    if low is None or high is None:
+        return [present[0].published.printed, *ours, Delta(difference, remark="one seed")]
+    shift = difference - present[0].ours.mean
+    return [present[0].published.printed, *ours, Delta(difference, 2, low + shift, high + shift)]
 
 
 def _number(comparison: Comparison) -> str:

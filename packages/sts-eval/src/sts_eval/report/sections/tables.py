@@ -46,11 +46,11 @@ def overview_section(runs: Sequence[Run]) -> Section:
         rows.append([Code(run.name), *facts, None if run.seed is None else str(run.seed)])
     note = ""
     if measure is not None:
-        header.append(measure.metric.title)
-        rows = [[*row, percent(measure.of(run))] for row, run in zip(rows, runs, strict=True)]
+        header.insert(1, measure.metric.title)  # where a narrow screen shows it
+        rows = [[row[0], percent(measure.of(run)), *row[1:]] for row, run in zip(rows, runs, strict=True)]
         note = f"{measure.metric.title}: {measure.title}, in percent. "
     note += f"{EFFECTIVE_MOMENTUM}, the moving average with the same expected pull."
-    numeric = frozenset({2, 5, 6} & set(range(len(header))))
+    numeric = frozenset(i for i, name in enumerate(header) if i and name not in ("smoothing", "method", "length"))
     return Section("runs", "Runs", [Table(header, rows, note=note, numeric=numeric)])
 
 
