@@ -89,6 +89,7 @@ def test_recipes_come_in_the_variants_of_their_sources() -> None:
     code, paper, deepmind = (recipes.byol_imagenet(v, epochs=300) for v in ("code", "paper", "deepmind"))  # type: ignore[arg-type]
     assert [r.optimizer.lr for r in (code, paper, deepmind)] == [0.05, 0.1, 0.3]
     assert [r.optimizer.name for r in (code, paper, deepmind)] == ["sgd", "sgd", "lars"]
+    assert [r.optimizer.warmup_start for r in (code, paper)] == [2e-5, 1e-3]
     assert recipes.moco_imagenet().data.recipe == "moco"
     assert recipes.fixmatch_cifar("cifar100", labels=400).method.num_classes == 100  # type: ignore[union-attr]
 
@@ -102,6 +103,16 @@ def test_deepminds_numbers_belong_to_the_length_of_the_training(epochs: int, lr:
     assert (recipe.optimizer.lr, recipe.smoothing.momentum, recipe.optimizer.weight_decay) == (lr, m, decay)
     assert recipes.byol_imagenet("deepmind", epochs=epochs, m=0.5).smoothing.momentum == 0.5
     assert recipes.byol_imagenet("code", epochs=epochs).smoothing.momentum == 0.99
+
+
+def test_only_the_papers_own_recipes_preserve_units_unless_asked_to() -> None:
+    authors = (recipes.byol_imagenet("deepmind"), recipes.moco_imagenet(), recipes.fixmatch_cifar())
+    assert [recipe.smoothing.preserve_probability for recipe in authors] == [0.0, 0.0, 0.0]
+    assert authors[0].epochs == 1000
+    papers = (recipes.byol_imagenet("code"), recipes.byol_imagenet("paper"))
+    assert [(recipe.smoothing.preserve_probability, recipe.epochs) for recipe in papers] == [(0.7, 200)] * 2
+    asked = recipes.byol_imagenet("deepmind", epochs=300, p=0.7)
+    assert (asked.smoothing.preserve_probability, asked.epochs) == (0.7, 300)
 
 
 def test_a_recipe_that_nobody_has_published_is_refused() -> None:

@@ -60,6 +60,15 @@ def test_group_batch_norm_normalises_every_group_by_its_own_statistics(shape: tu
         torch.testing.assert_close(x.grad.chunk(3)[i], part.grad)
 
 
+def test_groups_in_float64_have_the_statistics_of_separate_batches() -> None:
+    x = normal(6, 5, 3, 3).double()
+    grouped = GroupBatchNorm(5, num_groups=3).double()
+    expected = torch.cat([nn.BatchNorm2d(5).double()(part) for part in x.chunk(3)])
+    torch.testing.assert_close(grouped(x), expected, rtol=1e-12, atol=1e-12)
+    assert grouped.running_mean is not None
+    torch.testing.assert_close(grouped.running_mean, 0.1 * x.mean(dim=(0, 2, 3)), rtol=1e-12, atol=1e-12)
+
+
 def test_running_statistics_follow_the_mean_over_groups() -> None:
     grouped = GroupBatchNorm(5, num_groups=3)
     x = normal(12, 5)

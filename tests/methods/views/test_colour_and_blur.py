@@ -58,6 +58,15 @@ def test_hue_is_pillows_within_half_a_level_on_average(pictures: torch.Tensor, m
         assert np.abs(ours - expected).mean() <= 0.5
 
 
+def test_saturation_on_the_host_leaves_gray_pixels_as_they_are() -> None:
+    gray = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2)
+    factors = np.stack([np.full(200, 1.0), np.full(200, 1.0), np.linspace(0.2, 1.8, 200), np.zeros(200)], axis=1)
+    for matrices in per_image.colour_matrices(factors):
+        picture = gray.copy()
+        per_image.jitter_(picture, [2], matrices, 0)
+        assert np.array_equal(picture, gray)
+
+
 def test_jitter_applies_each_pictures_own_order() -> None:
     pictures = reference.photographs(24, height=32, width=32)
     rng = np.random.default_rng(0)

@@ -34,20 +34,21 @@ def fixmatch_teacher(m: float, p: float) -> SmoothingConfig:
 
 
 def byol_imagenet(
-    variant: ByolVariant = "code", *, epochs: int = 200, m: float | None = None, p: float = 0.7
+    variant: ByolVariant = "code", *, epochs: int | None = None, m: float | None = None, p: float | None = None
 ) -> TrainingConfig:
-    """BYOL on ImageNet: as in the STS repo ("code"), at the rate that the paper prints, or as DeepMind trains it.
+    """BYOL on ImageNet: as in the STS repo ("code"), as the paper prints it, or as DeepMind trains it.
 
-    m starts at .99 without a value of its own, and in DeepMind's at the one that belongs to the epochs.
+    Without values of their own, these are 200 epochs with m from .99 and p = .7, and DeepMind's 1000 with the m that
+    belongs to the epochs and p = 0.
     """
     if variant == "deepmind":
-        return _byol_deepmind(epochs=epochs, m=m, p=p)
+        return _byol_deepmind(epochs=1000 if epochs is None else epochs, m=m, p=0.0 if p is None else p)
     if variant not in ("code", "paper"):
         raise ConfigError(f"variant must be code, paper or deepmind, got {variant!r}: choose one of these")
     lr = 0.05 if variant == "code" else 0.1  # STS repo, sts_exp.py; paper, section 4.1
     return TrainingConfig(
         method=ByolConfig(backbone="resnet50"),  # heads 2048-4096-256 and 256-4096-256 with bias: STS repo
-        smoothing=self_supervised_teacher(0.99 if m is None else m, p),  # STS repo
+        smoothing=self_supervised_teacher(0.99 if m is None else m, 0.7 if p is None else p),  # STS repo
         momentum_schedule="cosine",  # STS repo: m rises to 1 along a cosine; the paper does not mention it
         data=DataConfig(dataset="imagefolder", image_size=224, recipe="byol", num_workers=8),
         optimizer=OptimizerConfig(
@@ -55,10 +56,10 @@ def byol_imagenet(
             momentum=0.9,  # paper
             weight_decay=1e-4,  # paper; on all parameters, batch norm and biases included: STS repo
             warmup_epochs=10,  # paper
-            warmup_start={"code": 2e-5, "paper": 1e-5}[variant],  # from 1e-6: STS repo; the paper: a factor of .001
+            warmup_start={"code": 2e-5, "paper": 1e-3}[variant],  # from 1e-6: STS repo; a factor of .001: paper
         ),
         global_batch_size=256,  # paper
-        epochs=epochs,
+        epochs=200 if epochs is None else epochs,  # paper
         checkpoint_every_minutes=15.0,
         checkpoint_every_steps=5000,
     )
@@ -92,8 +93,8 @@ def _byol_deepmind(*, epochs: int, m: float | None, p: float) -> TrainingConfig:
     )
 
 
-def moco_imagenet(*, epochs: int = 200, m: float = 0.999, p: float = 0.5) -> TrainingConfig:
-    """MoCo v2 on ImageNet as its authors train it, which the paper follows."""
+def moco_imagenet(*, epochs: int = 200, m: float = 0.999, p: float = 0.0) -> TrainingConfig:
+    """MoCo v2 on ImageNet as its authors train it; with p = .5 as the paper does."""
     return TrainingConfig(
         method=MoCoConfig(backbone="resnet50", queue_size=65_536, temperature=0.2, bn_groups=8),  # MoCo v2
         smoothing=self_supervised_teacher(m, p),
@@ -115,9 +116,9 @@ def moco_imagenet(*, epochs: int = 200, m: float = 0.999, p: float = 0.5) -> Tra
 
 
 def fixmatch_cifar(
-    dataset: Literal["cifar10", "cifar100"] = "cifar10", *, labels: int = 250, m: float = 0.999, p: float = 0.5
+    dataset: Literal["cifar10", "cifar100"] = "cifar10", *, labels: int = 250, m: float = 0.999, p: float = 0.0
 ) -> TrainingConfig:
-    """FixMatch with RandAugment: the student labels its own weak views, the teacher is evaluated."""
+    """FixMatch with RandAugment as google trains it: the student labels its own weak views. The paper has p = .5."""
     hundred = dataset == "cifar100"
     return TrainingConfig(
         method=FixMatchConfig(

@@ -1,5 +1,6 @@
 """BYOL: the paper's rows on ImageNet, and the same family on small images."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sts_pipelines.catalog.registry import expected, named
@@ -72,7 +73,9 @@ def byol_imagenet_lr() -> "PipelineConfig":
     """
     from sts_pipelines.catalog.configs import byol_imagenet
 
-    return byol_imagenet("byol-imagenet-200ep-sts-lr0.1", epochs=200, m=0.99, p=0.7, variant="paper")
+    base = byol_imagenet("byol-imagenet-200ep-sts-lr0.1", epochs=200, m=0.99, p=0.7, variant="paper")
+    optimizer = replace(base.training.optimizer, warmup_start=1e-5)  # from 1e-6 as in the code: only the rate differs
+    return replace(base, training=replace(base.training, optimizer=optimizer))
 
 
 @named("byol-imagenet-300ep-deepmind", paper="state of the art: BYOL row", hardware=EIGHT_GPUS, hours="?")
@@ -118,7 +121,6 @@ def byol_digits_drift() -> "ComparisonConfig":
 
 def _drift(base: "PipelineConfig", strength: float) -> "ComparisonConfig":
     """None, TMA(m) and SE(p) with m = p = `strength`, at constant momentum as in the figure."""
-    from dataclasses import replace
 
     from sts_methods.recipes import self_supervised_teacher
     from sts_pipelines.config.pipeline import ComparisonConfig

@@ -51,7 +51,9 @@ class Byol(StudentTeacherMethod):
     """L = 2 − 2·cos(q(z₁), z′₂) + 2 − 2·cos(q(z₂), z′₁), z the student's and z′ the teacher's projections of the views.
 
     The two terms are summed, not averaged. All batch norms cover the global batch, the teacher's with statistics of
-    its own.
+    its own. As in DeepMind's code, both networks see view 1 first, and update k of the teacher has the momentum m(k).
+    In the STS repo the teacher sees view 2 first, so that view 1 weighs more in its running statistics (1 to .9), and
+    update k has m(k + 1).
     """
 
     student: Student

@@ -27,8 +27,11 @@ NUM_GLOBAL_VIEWS = 2
 class DinoConfig:
     """The networks and temperatures of DINO; numbers from facebookresearch/dino main_dino.py, vision_transformer.py.
 
-    Left out: stochastic depth in the student's backbone (--drop_path_rate 0.1), a trained gain of the last layer, and
-    the cosine schedule of the weight decay (--weight_decay to --weight_decay_end).
+    Left out: stochastic depth in the student's backbone (--drop_path_rate 0.1), a trained gain of the last layer, the
+    cosine schedule of the weight decay (--weight_decay to --weight_decay_end), and the learning rate's least value
+    (--min_lr 1e-6; the cosine here ends at 0). Otherwise than there: the teacher's temperature moves at every step, not
+    every epoch; timm's transformers start the class token at a deviation of 1e-6, not .02, and resize position
+    embeddings with antialiasing.
     """
 
     backbone: str = "vit_small_patch16_224"  # --arch, --patch_size

@@ -199,7 +199,8 @@ class GroupBatchNorm(_BatchNormOfRanks):
                 "this rank: change global_batch_size or bn_groups"
             )
         # With momentum 1 batch_norm leaves the group's own mean and unbiased variance in the buffers it is given.
-        means, variances = torch.zeros(2, num_local, self.num_features, dtype=torch.float32, device=x.device)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        means, variances = torch.zeros(2, num_local, self.num_features, dtype=dtype, device=x.device)
         groups = [
             F.batch_norm(group, means[i], variances[i], self.weight, self.bias, True, 1.0, self.eps)
             for i, group in enumerate(x.chunk(num_local))

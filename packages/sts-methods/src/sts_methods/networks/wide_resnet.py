@@ -39,7 +39,9 @@ class Block(nn.Module):
 class WideResNet(nn.Module):
     """WRN-depth-width: three stages of (depth − 4)/6 blocks with 16, 32 and 64 times `width` channels.
 
-    Maps [N, 3, H, W] to pooled features [N, 64 · width].
+    Maps [N, 3, H, W] to pooled features [N, 64 · width]. It equals neither reference: google's batch norms have an ε of
+    1e-3 (TensorFlow's default) and its convolutions biases, and kekmodel's first blocks of stages 2 and 3 feed their
+    convolution with x as it came, neither normalised nor activated, which looks like an oversight.
     """
 
     def __init__(self, *, depth: int, width: int) -> None:

@@ -85,10 +85,13 @@ def colour_matrices(factors: FloatArray) -> FloatArray:
     """Brightness, contrast and saturation as x <- A·(R, G, B, 1): float32 [N, 3, 3, 4].
 
     Brightness f·x and saturation L + f·(x − L) are complete; contrast μ + f·(x − μ) lacks its offset (1 − f)·μ.
+    OpenCV rounds coefficients to 1/1024. Those of saturation are rounded here, so that each row still sums to 1 and a
+    gray pixel stays as it is.
     """
     f = factors[:, :3, None, None].astype(np.float32)
     matrices = f * _IDENTITY + _CUT * _OFFSET
-    matrices[:, 2] += (1 - f[:, 2]) * _LUMA
+    luma = np.round((1 - f[:, 2]) * _LUMA * 1024) / 1024
+    matrices[:, 2] = luma + (1 - luma.sum(axis=2, keepdims=True)) * _IDENTITY + _CUT * _OFFSET
     return matrices
 
 
