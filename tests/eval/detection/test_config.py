@@ -48,12 +48,12 @@ def test_a_smaller_batch_trains_longer_with_a_lower_rate():
 
 
 def test_the_protocol_departs_from_itself_in_nothing_and_another_seed_is_no_departure():
-    assert replace(PROTOCOL, seed=3, num_workers=0, backend="torchvision").departures() == {}
+    assert replace(PROTOCOL, seed=3, num_workers=0, backend="torchvision").differences() == {}
 
 
 def test_each_departure_is_named_with_both_values():
     changed = replace(PROTOCOL, batch_size=8, horizontal_flip=False)
-    assert changed.departures() == {"batch_size": (16, 8), "horizontal_flip": (True, False)}
+    assert changed.differences() == {"batch_size": (16, 8), "horizontal_flip": (True, False)}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from sts_core.errors import ConfigError, StateError
 from sts_eval import DataError, FeatureConfig, extract_features, image_folder
 from sts_eval.features.cache import dataset_fingerprint
-from sts_eval.features.unchanged import digest_of, untouched
+from sts_eval.features.unchanged import digest_of, unchanged
 from sts_methods.data.datasets import IMAGENET_STATISTICS, open_source
 from sts_methods.data.evaluation_set import EvaluationDataset
 
@@ -102,7 +102,7 @@ def test_the_digest_sees_a_single_bit_and_a_buffer(small_network):
 
 def test_the_original_error_of_a_block_is_not_hidden_by_the_check(small_network):
     network = small_network(0)
-    with pytest.raises(ZeroDivisionError), untouched(network):
+    with pytest.raises(ZeroDivisionError), unchanged(network):
         raise ZeroDivisionError
 
 

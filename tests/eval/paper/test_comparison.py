@@ -88,7 +88,7 @@ def test_a_run_of_the_papers_recipe_stands_beside_each_row_it_repeats():
         ("granularity", "STS LW"),
     }
     first = found[0]
-    assert first.may_stand
+    assert first.comparable
     assert first.ours.mean == pytest.approx(72.7)
     assert first.difference == pytest.approx(0.0)
     assert first.ours.high - first.ours.mean == pytest.approx(scipy.stats.t.ppf(0.975, 2) * 0.2 / 3**0.5)
@@ -122,13 +122,13 @@ def test_a_run_of_the_papers_recipe_stands_beside_each_row_it_repeats():
 def test_what_departs_from_the_paper_may_not_stand_beside_it_and_says_why(conditions, entry, reason):
     found = compare_with_paper(runs([50.0], IMAGENET | conditions, **entry))
     assert found
-    assert all(not c.may_stand and reason in c.obstacles for c in found)
+    assert all(not c.comparable and reason in c.differences for c in found)
     assert f"no: {reason}" in comparison_table(found)
 
 
 def test_an_exact_solver_is_one_departure_and_not_one_for_each_setting_that_it_does_not_use():
     (first, *_) = compare_with_paper(runs([70.0], protocol=fast_protocol().__dict__))
-    assert first.obstacles == ("linear solver lbfgs instead of sgd",)
+    assert first.differences == ("linear solver lbfgs instead of sgd",)
 
 
 def test_seeds_are_averaged_but_a_repeated_seed_is_not_two_measurements():
@@ -138,7 +138,7 @@ def test_seeds_are_averaged_but_a_repeated_seed_is_not_two_measurements():
     ]
     assert compare_with_paper(same)[0].ours.count == 1
     other = runs([70.0, 72.0]) + runs([10.0], IMAGENET | {"epochs": 3})
-    counts = {(c.ours.count, c.may_stand) for c in compare_with_paper(other)}
+    counts = {(c.ours.count, c.comparable) for c in compare_with_paper(other)}
     assert (2, True) in counts
     assert (1, False) in counts
 
@@ -180,7 +180,7 @@ def test_few_labels_find_their_column():
     entry = {"evaluation": "few-labels", "network": "teacher", "metric": "top1-median", "value": 92.0, "which": "last"}
     (found,) = compare_with_paper([RunResults(run="a", entries=(entry,), seed=0, conditions=conditions)])
     assert (found.published.row, found.published.column) == ("FixMatch", "CIFAR-10 40")
-    assert (found.which, found.may_stand) == ("median of the last checkpoints", True)
+    assert (found.which, found.comparable) == ("median of the last checkpoints", True)
 
 
 def test_a_detection_transfer_that_judges_itself_incomparable_may_not_stand():
@@ -189,10 +189,10 @@ def test_a_detection_transfer_that_judges_itself_incomparable_may_not_stand():
         return RunResults(run="a", entries=(entry | details,), seed=0, conditions=IMAGENET)
 
     (fair,) = compare_with_paper([run(not_comparable=[])])
-    assert (fair.published.printed, fair.may_stand) == ("64.4", True)
+    assert (fair.published.printed, fair.comparable) == ("64.4", True)
     (other,) = compare_with_paper([run(not_comparable=["200 iterations instead of 24000"])])
-    assert other.obstacles == ("200 iterations instead of 24000",)
-    assert not compare_with_paper([run()])[0].may_stand
+    assert other.differences == ("200 iterations instead of 24000",)
+    assert not compare_with_paper([run()])[0].comparable
 
 
 def corrupted(
@@ -213,15 +213,15 @@ def test_a_mean_over_some_cells_does_not_pass_for_the_mean_over_all_of_imagenet_
 
     one = {"severities": (3,)}
     both = gain(one, one)
-    assert both.obstacles == ("15 of 75 cells",)
+    assert both.differences == ("15 of 75 cells",)
     assert both.difference == pytest.approx(7.0)
     mixed = gain(one, {})
-    assert mixed.obstacles == ("15 of 75 cells", "other cells than those of the moving average")
+    assert mixed.differences == ("15 of 75 cells", "other cells than those of the moving average")
     assert "15 of 75 cells" in comparison_table([mixed])
     assert mixed.difference is None
     as_many = gain(one, {"cells": MAIN_CORRUPTIONS[:3]})
-    assert "other cells than those of the moving average" in as_many.obstacles
-    assert gain({}, {}).may_stand
+    assert "other cells than those of the moving average" in as_many.differences
+    assert gain({}, {}).comparable
 
 
 def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
@@ -229,17 +229,20 @@ def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
     found = compare_with_paper([run("sts", 0, 42.0), run("tma", 0, 40.0), run("sts", 1, 51.0), run("tma", 1, 50.0)])
     (gain,) = [c for c in found if c.published.row == "ImageNet-C"]
     assert gain.values == (2.0, 1.0)
-    assert gain.may_stand
+    assert gain.comparable
     assert gain.published.value == 1.5
     mixed = compare_with_paper([run("sts", 0, 42.0), run("tma", 0, 40.0, "generated")])[-1]
-    assert mixed.obstacles == ("images generated instead of released", "other images than those of the moving average")
+    assert mixed.differences == (
+        "images generated instead of released",
+        "other images than those of the moving average",
+    )
     assert mixed.difference is None
     for others in ([], [run("tma", 0, 40.0, momentum=0.997)]):  # no moving average of the same m
         found = compare_with_paper([run("sts", 0, 42.0), *others])
         assert not [c for c in found if c.published.row == "ImageNet-C"]
     sweep = [run("sts", 0, 42.0), run("sts", 0, 45.0, preserve_probability=0.9), run("tma", 0, 40.0)]
     gains = [c for c in compare_with_paper(sweep) if c.published.row == "ImageNet-C"]
-    assert [(c.values, c.obstacles) for c in gains] == [
+    assert [(c.values, c.differences) for c in gains] == [
         ((2.0,), ()),
         ((5.0,), ("preserve_probability 0.9 instead of 0.7",)),
     ]
@@ -315,7 +318,7 @@ def test_other_recipes_do_not_pass_for_other_seeds_nor_vanish_behind_the_same_se
         else:
             assert found == [(72.0,), (70.0,)]
             assert "| 72.00 (one seed) | a |" in comparison_table(compare_with_paper([first, second]))
-    assert compare_with_paper([first])[0].may_stand
+    assert compare_with_paper([first])[0].comparable
 
 
 def test_every_pipeline_of_a_row_of_the_paper_has_that_rows_recipe():
@@ -331,11 +334,11 @@ def test_every_pipeline_of_a_row_of_the_paper_has_that_rows_recipe():
         rows = rows_of(conditions, evaluation)
         expected = [] if evaluation == "few-labels" else ["dataset imagefolder instead of imagenet"]
         assert rows
-        assert all(row.obstacles(conditions) == expected for row in rows), name
+        assert all(row.differences(conditions) == expected for row in rows), name
 
 
 @pytest.mark.parametrize(
-    ("name", "section", "change", "obstacle"),
+    ("name", "section", "change", "difference"),
     [
         ("moco-imagenet-200ep-sts", "method", {"queue_size": 256}, "queue_size 256 instead of 65536"),
         ("fixmatch-cifar10-40-sts", "data", {"unlabelled_ratio": 1}, "unlabelled_ratio 1 instead of 7"),
@@ -343,7 +346,7 @@ def test_every_pipeline_of_a_row_of_the_paper_has_that_rows_recipe():
         ("fixmatch-cifar10-40-sts", "optimizer", {"momentum": 0.0}, "sgd_momentum 0.0 instead of 0.9"),
     ],
 )
-def test_a_recipe_that_contradicts_what_the_paper_says_is_an_obstacle(name, section, change, obstacle):
+def test_a_recipe_that_contradicts_what_the_paper_says_is_a_difference(name, section, change, difference):
     from sts_pipelines.catalog import CATALOG
     from sts_pipelines.config.pipeline import plain_of
 
@@ -351,7 +354,7 @@ def test_a_recipe_that_contradicts_what_the_paper_says_is_an_obstacle(name, sect
     conditions = describe_training(plain | {section: plain[section] | change})
     rows = rows_of(conditions, "few-labels" if name.startswith("fixmatch") else "linear")
     assert rows
-    assert all(obstacle in row.obstacles(conditions) for row in rows)
+    assert all(difference in row.differences(conditions) for row in rows)
 
 
 def test_imagenet_is_known_by_the_steps_of_an_epoch_where_no_probe_counted_its_images(tmp_path):
@@ -362,11 +365,11 @@ def test_imagenet_is_known_by_the_steps_of_an_epoch_where_no_probe_counted_its_i
         return compare_with_paper([write_run(tmp_path / "run", entry, **run)])[0]
 
     untold = compared()
-    assert untold.obstacles == ("dataset imagefolder (nothing says whether it is ImageNet) instead of imagenet",)
+    assert untold.differences == ("dataset imagefolder (nothing says whether it is ImageNet) instead of imagenet",)
     assert untold.difference is None
-    assert compared(metrics={"step": 7500, "epoch": 7500 / 5004}).may_stand  # 1,281,167 // 256
+    assert compared(metrics={"step": 7500, "epoch": 7500 / 5004}).comparable  # 1,281,167 // 256
     other = compared(metrics={"step": 7500, "epoch": 7500 / 500})
-    assert other.obstacles == ("dataset imagefolder instead of imagenet",)
+    assert other.differences == ("dataset imagefolder instead of imagenet",)
 
 
 def test_a_probe_on_imagenet_does_not_make_the_training_data_imagenet(tmp_path):
@@ -397,7 +400,7 @@ def test_numbers_on_other_data_stand_alone_and_say_so(tmp_path):
     own = {"dataset": "imagefolder", "root": None, "image_size": 224, "precision": "float32"}
     small = own | {"image_size": 160}
     found = measured(tmp_path, linear(70.0, data=own, settings="a"), linear(60.0, data=small, settings="b"))
-    assert [(c.values, c.obstacles) for c in found] == [((60.0,), ("evaluated with image_size 160",)), ((70.0,), ())]
+    assert [(c.values, c.differences) for c in found] == [((60.0,), ("evaluated with image_size 160",)), ((70.0,), ())]
 
 
 @pytest.mark.parametrize("change", [{"protocol": fast_protocol().__dict__}, {"data": {"precision": "bfloat16"}}])
@@ -413,7 +416,7 @@ def test_a_gain_on_imagenet_c_is_that_of_equal_probes(change):
 def test_a_gain_on_other_pixels_of_the_same_names_is_no_gain():
     sts, tma = corrupted("sts", 0, 42.0, "generated"), corrupted("tma", 0, 40.0, "generated")
     other = replace(tma, entries=tuple(e | {"source": {"source": "generated", "seed": 5}} for e in tma.entries))
-    assert "other images than those of the moving average" in compare_with_paper([sts, other])[-1].obstacles
+    assert "other images than those of the moving average" in compare_with_paper([sts, other])[-1].differences
 
 
 def test_every_row_that_can_be_repeated_is_printed_in_the_paper():
@@ -434,24 +437,24 @@ def test_a_diverged_training_may_not_stand_beside_the_paper():
     (run,) = runs([72.6])
     for loss, diverged in ((0.5, False), (math.nan, True)):
         known = with_conditions(run, {}, [{"step": 1, "loss": 1.0}, {"step": 2, "loss": loss}])
-        obstacles = compare_with_paper([known])[0].obstacles
-        assert obstacles == (("the training diverged",) if diverged else ())
+        differences = compare_with_paper([known])[0].differences
+        assert differences == (("the training diverged",) if diverged else ())
 
 
 def test_a_diverged_probe_may_not_stand_beside_the_paper():
     (first, *_) = compare_with_paper(runs([72.6], diverged=True))
-    assert first.obstacles == ("the linear classifier diverged",)
+    assert first.differences == ("the linear classifier diverged",)
 
 
 @pytest.mark.parametrize("fed", ["tensors of side 224", None])
 def test_a_probe_fed_centre_crops_where_the_protocol_augments_may_not_stand_beside_the_paper(fed):
     (first, *_) = compare_with_paper(runs([72.6], cropped_from=fed or "unknown images"))
-    assert first.obstacles == (f"random crops of {fed or 'unknown images'} instead of whole images",)
+    assert first.differences == (f"random crops of {fed or 'unknown images'} instead of whole images",)
 
 
 def test_the_best_of_80_may_not_stand_beside_the_best_of_8():
     often = json.loads(json.dumps(byol_protocol(evaluate_every_epochs=1).__dict__))
     (best, *_) = compare_with_paper(runs([72.6], protocol=often))
     (last, *_) = compare_with_paper(runs([72.6], protocol=often, which="last"))
-    assert best.obstacles == ("best of 80 evaluations instead of best of 8 evaluations",)
-    assert last.may_stand
+    assert best.differences == ("best of 80 evaluations instead of best of 8 evaluations",)
+    assert last.comparable

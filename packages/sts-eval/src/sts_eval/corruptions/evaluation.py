@@ -24,7 +24,7 @@ from sts_eval.corruptions.results import Cell, CorruptionResult, Outcomes
 from sts_eval.errors import DataError
 from sts_eval.features.extraction import FeatureConfig
 from sts_eval.features.images import IMAGENET_MEAN, IMAGENET_STD
-from sts_eval.features.unchanged import untouched
+from sts_eval.features.unchanged import unchanged
 from sts_eval.probes.accuracy import ranks_of_labels
 
 
@@ -243,5 +243,5 @@ def corruption_robustness(
     _device_of(models, device)
     with ExitStack() as stack:
         for model in models.values():
-            stack.enter_context(untouched(model))
+            stack.enter_context(unchanged(model))
         return merge_cells(evaluate_cell(models, source, *cell, config, device=device) for cell in cells_of(source))

@@ -143,7 +143,7 @@ class DetectionConfig:
         stretched = self.scaled(round(self.iterations / ratio))
         return replace(stretched, batch_size=batch_size, learning_rate=self.learning_rate * ratio)
 
-    def departures(self) -> dict[str, tuple[Any, Any]]:
+    def differences(self) -> dict[str, tuple[Any, Any]]:
         """Settings that differ from the protocol: name -> (protocol's value, this one's)."""
         different = {}
         for field in fields(self):

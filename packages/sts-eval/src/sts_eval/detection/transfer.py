@@ -161,7 +161,7 @@ def reasons_against_comparison(
         reasons.append(f"the backend is {config.backend}, the paper's is detectron2")
     if shape != ResNetShape():
         reasons.append("the backbone is not ResNet-50")
-    for name, (protocol, value) in config.departures().items():
+    for name, (protocol, value) in config.differences().items():
         reasons.append(f"{name} is {value}, in the protocol {protocol}")
     for split in splits:
         if not split.is_official:

@@ -14,7 +14,7 @@ from sts_core import distributed
 from sts_core.errors import ConfigError, StateError
 from sts_eval.features.cache import FeatureStore, dataset_fingerprint, open_store
 from sts_eval.features.samples import class_names, load_batches
-from sts_eval.features.unchanged import untouched
+from sts_eval.features.unchanged import unchanged
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -97,7 +97,7 @@ def extract_features(
     config = config or FeatureConfig()
     if len(dataset) == 0:
         raise ConfigError("a dataset must hold at least one image to have features, got none: check its folder")
-    with untouched(backbone) as weights:
+    with unchanged(backbone) as weights:
         runner = FrozenBackbone(backbone, config, device)
         fingerprint = dataset_fingerprint(dataset, f"{weights} {backbone} {config.precision}") if cache else ""
         size = (len(dataset), runner.num_features(dataset))
@@ -129,7 +129,7 @@ def classifier_of(backbone: nn.Module) -> str | None:
 
 
 class FrozenBackbone:
-    """The network on its device, ready for batches; whoever uses it holds `untouched` around."""
+    """The network on its device, ready for batches; whoever uses it holds `unchanged` around."""
 
     def __init__(self, backbone: nn.Module, config: FeatureConfig, device: torch.device | str | None) -> None:
         self.config = config

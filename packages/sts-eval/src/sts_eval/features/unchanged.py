@@ -27,7 +27,7 @@ def digest_of(module: nn.Module) -> str:
 
 
 @contextmanager
-def untouched(module: nn.Module) -> Iterator[str]:
+def unchanged(module: nn.Module) -> Iterator[str]:
     """Run the block with `module` in evaluation mode; afterwards restore each mode and compare all bits.
 
     Batch norm in training mode is the classic way to change a network while measuring it. Yields the digest.

@@ -20,9 +20,9 @@ from sts_eval.paper.rows import (
     ROWS,
     PaperRow,
     describe_training,
-    protocol_obstacles,
+    protocol_differences,
     rows_of,
-    size_obstacles,
+    size_differences,
 )
 from sts_eval.probes.linear.probe import LINEAR
 from sts_eval.results import RunResults, read_results, text_of
@@ -33,7 +33,7 @@ SPATIAL = ("smoothing", "granularity", "preserve_probability")
 OTHER_CELLS = "other cells than those of the moving average"
 OTHER_IMAGES = "other images than those of the moving average"
 OTHER_DATA = ("dataset ", "evaluated with dataset ", OTHER_CELLS, OTHER_IMAGES)
-"""Beginnings of the obstacles that leave no difference to the paper's number."""
+"""Beginnings of the differences that leave no sense in subtracting the paper's number."""
 UNKNOWN_FOLDER = "imagefolder (nothing says whether it is ImageNet)"
 CORRUPTION_GAIN = ("text", "ImageNet-C", "mean gain over TMA, about")
 
@@ -50,20 +50,20 @@ class Comparison:
     runs: tuple[str, ...]
     values: tuple[float, ...]
     ours: Estimate
-    obstacles: tuple[str, ...]
+    differences: tuple[str, ...]
     """Why the number may not stand beside the paper's; empty where it may."""
     variant: str = ""
     """Protocol and data of the evaluation: what differs in them was measured in another way."""
 
     @property
-    def may_stand(self) -> bool:
+    def comparable(self) -> bool:
         """Whether training and evaluation were the paper's in everything that is recorded."""
-        return not self.obstacles
+        return not self.differences
 
     @property
     def on_other_data(self) -> bool:
         """Whether training or evaluation was on other data than the paper's."""
-        return any(obstacle.startswith(OTHER_DATA) for obstacle in self.obstacles)
+        return any(difference.startswith(OTHER_DATA) for difference in self.differences)
 
     @property
     def reference(self) -> float | None:
@@ -85,7 +85,7 @@ class Comparison:
 
     def __str__(self) -> str:
         place = f"{self.published.table} / {self.published.row} / {self.published.column}"
-        verdict = "may stand beside it" if self.may_stand else f"may not: {'; '.join(self.obstacles)}"
+        verdict = "may stand beside it" if self.comparable else f"may not: {'; '.join(self.differences)}"
         return f"{place}: paper {self.published.printed}, ours {self.ours} ({self.network}, {self.which}): {verdict}"
 
 
@@ -150,7 +150,7 @@ def _numbers(run: RunResults) -> dict[tuple[Any, ...], float]:
     for entry in run.entries:
         for row, column in _columns(run, entry):
             number = published(row.table, row.row, column)
-            found = (*row.obstacles(run.conditions), *_entry_obstacles(row, run, entry))
+            found = (*row.differences(run.conditions), *_entry_differences(row, run, entry))
             key = (number, _setting(run), _variant(entry), entry["network"], _which(entry), found)
             numbers.setdefault(key, {}).setdefault(entry.get("seed"), float(entry["value"]))
     return {key: fmean(by_seed.values()) for key, by_seed in numbers.items()}
@@ -164,7 +164,7 @@ class _Corrupted(NamedTuple):
 
     run: str
     value: float
-    obstacles: frozenset[str]
+    differences: frozenset[str]
     cells: str
     images: str
 
@@ -193,13 +193,13 @@ def _columns(run: RunResults, entry: Mapping[str, Any]) -> list[tuple[PaperRow, 
     return [(row, column) for row in rows for column, name in row.metrics.items() if name == metric]
 
 
-def _entry_obstacles(row: PaperRow, run: RunResults, entry: Mapping[str, Any]) -> list[str]:
+def _entry_differences(row: PaperRow, run: RunResults, entry: Mapping[str, Any]) -> list[str]:
     """Departures in the evaluation, as against those in training."""
     found = [] if entry["network"] == "teacher" else [f"network {entry['network']} instead of teacher"]
     found += ["the training diverged"] if run.conditions.get("training") == "diverged" else []
     found += _other_data(entry)
     if row.evaluation == LINEAR.name:
-        found += protocol_obstacles(str(run.conditions.get("method")), entry) + size_obstacles(entry)
+        found += protocol_differences(str(run.conditions.get("method")), entry) + size_differences(entry)
     if row.evaluation == VOC.name:  # the detection transfer judges itself: backend, data, schedule
         found += [str(reason) for reason in entry.get("not_comparable", ("detection settings unknown",))]
     return found
@@ -211,9 +211,9 @@ def _other_data(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _comparison(key: tuple[Any, ...], cell: _Cell, confidence: float) -> Comparison:
-    number, _, variant, network, which, obstacles = key
+    number, _, variant, network, which, differences = key
     names, values = (tuple(part) for part in zip(*cell.values(), strict=True))
-    return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(obstacles), variant)
+    return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(differences), variant)
 
 
 def _corruption_gains(runs: Sequence[RunResults], confidence: float) -> list[Comparison]:
@@ -235,10 +235,10 @@ def _corruption_gains(runs: Sequence[RunResults], confidence: float) -> list[Com
 
 
 def _corrupted(run: RunResults, entry: Mapping[str, Any]) -> _Corrupted:
-    departures = protocol_obstacles(str(run.conditions.get("method")), entry) + _other_data(entry)
+    differences = protocol_differences(str(run.conditions.get("method")), entry) + _other_data(entry)
     source = {name: value for name, value in dict(entry.get("source") or {}).items() if name != "root"}
     images = json.dumps([entry.get("images"), entry.get("num_images"), source], sort_keys=True)
-    return _Corrupted(run.run, float(entry["value"]), _foreign_images(entry) | set(departures), _cells(entry), images)
+    return _Corrupted(run.run, float(entry["value"]), _foreign_images(entry) | set(differences), _cells(entry), images)
 
 
 def _foreign_images(entry: Mapping[str, Any]) -> frozenset[str]:
@@ -265,20 +265,20 @@ def _pairs(sts: Mapping[Any, _Corrupted], tma: Mapping[Any, _Corrupted]) -> list
 
 
 def _minus(first: _Corrupted, second: _Corrupted) -> _Corrupted:
-    found = first.obstacles | second.obstacles | ({OTHER_CELLS} if first.cells != second.cells else set())
+    found = first.differences | second.differences | ({OTHER_CELLS} if first.cells != second.cells else set())
     found |= {OTHER_IMAGES} if first.images != second.images else set()
-    return first._replace(run=f"{first.run} - {second.run}", value=first.value - second.value, obstacles=found)
+    return first._replace(run=f"{first.run} - {second.run}", value=first.value - second.value, differences=found)
 
 
 def _gain(key: tuple[str, ...], pairs: Sequence[_Corrupted], confidence: float) -> Comparison:
     _, network, which, variant, setting = key
     row = next(row for row in ROWS if row.row == "BYOL STS")
-    obstacles = row.obstacles(json.loads(setting))
-    obstacles += [] if network == "teacher" else [f"network {network} instead of teacher"]
-    obstacles += sorted(frozenset().union(*(pair.obstacles for pair in pairs)))
+    differences = row.differences(json.loads(setting))
+    differences += [] if network == "teacher" else [f"network {network} instead of teacher"]
+    differences += sorted(frozenset().union(*(pair.differences for pair in pairs)))
     names, values = tuple(pair.run for pair in pairs), tuple(pair.value for pair in pairs)
     number = published(*CORRUPTION_GAIN)
-    return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(obstacles), variant)
+    return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(differences), variant)
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
@@ -292,8 +292,8 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for c in comparisons:
-        ours = str(c.ours) if c.may_stand else f"({c.ours})"
-        verdict = "yes" if c.may_stand else "no: " + "; ".join(c.obstacles)
+        ours = str(c.ours) if c.comparable else f"({c.ours})"
+        verdict = "yes" if c.comparable else "no: " + "; ".join(c.differences)
         place = (c.published.table, c.published.row, c.published.column, c.published.printed)
         lines.append(f"| {' | '.join((*place, ours, ', '.join(c.runs), c.network, c.which))} | {verdict} |")
     return "\n".join(lines) + "\n"

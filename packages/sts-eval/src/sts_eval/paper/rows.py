@@ -50,7 +50,7 @@ class PaperRow:
     conditions: Mapping[str, Any]
     """What a run must share with it; of a tuple, one of its values."""
 
-    def obstacles(self, conditions: Mapping[str, Any]) -> list[str]:
+    def differences(self, conditions: Mapping[str, Any]) -> list[str]:
         """Where a run departs from the row, each as `epochs 2 instead of 200`."""
         wanted = {name: value if isinstance(value, tuple) else (value,) for name, value in self.conditions.items()}
         return [
@@ -59,11 +59,11 @@ class PaperRow:
             if conditions.get(name) not in values
         ]
 
-    def departure(self, conditions: Mapping[str, Any]) -> tuple[int, float]:
+    def distance(self, conditions: Mapping[str, Any]) -> tuple[int, float]:
         """How many conditions differ, and by how much the numbers among them do, as a sum of |log ratios|."""
         pairs = [(conditions.get(name), value) for name, value in self.conditions.items()]
         numbers = [(a, b) for a, b in pairs if isinstance(a, int | float) and isinstance(b, int | float)]
-        return len(self.obstacles(conditions)), sum(abs(math.log((a + 1) / (b + 1))) for a, b in numbers)
+        return len(self.differences(conditions)), sum(abs(math.log((a + 1) / (b + 1))) for a, b in numbers)
 
     def is_of(self, conditions: Mapping[str, Any]) -> bool:
         """Whether the run has this row's method, smoothing and granularity; long trainings are rows of their own."""
@@ -144,8 +144,8 @@ def rows_of(conditions: Mapping[str, Any], evaluation: str, named: Mapping[str, 
     rows = [row for row in ROWS if row.evaluation == evaluation]
     wanted = (named.get("table"), named.get("row")) if named is not None else None
     rows = [row for row in rows if (row.table, row.row) == wanted] or [row for row in rows if row.is_of(conditions)]
-    nearest = min((row.departure(conditions) for row in rows), default=None)
-    return [row for row in rows if row.departure(conditions) == nearest]
+    nearest = min((row.distance(conditions) for row in rows), default=None)
+    return [row for row in rows if row.distance(conditions) == nearest]
 
 
 def smoothing_name(momentum: float, preserve_probability: float) -> str:
@@ -190,7 +190,7 @@ def describe_training(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def protocol_obstacles(method: str, entry: Mapping[str, Any]) -> list[str]:
+def protocol_differences(method: str, entry: Mapping[str, Any]) -> list[str]:
     """Where a linear evaluation departs from the one behind the paper's rows of this method."""
     if "protocol" not in entry:
         return ["linear protocol unknown"]
@@ -212,7 +212,7 @@ def protocol_obstacles(method: str, entry: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def size_obstacles(entry: Mapping[str, Any]) -> list[str]:
+def size_differences(entry: Mapping[str, Any]) -> list[str]:
     """Where a linear evaluation had other numbers of images than ImageNet's."""
     sizes = {"num_train": IMAGENET_TRAIN_IMAGES, "num_test": IMAGENET_TEST_IMAGES}
     return [f"linear {k} {entry.get(k)} instead of {v}" for k, v in sizes.items() if entry.get(k) != v]

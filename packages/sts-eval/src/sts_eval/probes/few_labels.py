@@ -12,7 +12,7 @@ from sts_core.errors import ConfigError
 from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 from sts_eval.features.extraction import FeatureConfig, FrozenBackbone
 from sts_eval.features.samples import check_labels, class_names, load_batches
-from sts_eval.features.unchanged import untouched
+from sts_eval.features.unchanged import unchanged
 from sts_eval.probes.accuracy import allowed_ks, count_correct
 
 LAST_CHECKPOINTS = 20  # google-research/fixmatch reports the median of the last 20 checkpoints
@@ -81,7 +81,7 @@ def classification_accuracy(
     names = class_names(dataset)
     correct = torch.zeros(0)
     rows = torch.split(torch.arange(len(dataset)), config.batch_size)
-    with untouched(model):
+    with unchanged(model):
         network = FrozenBackbone(model, config, device)
         for images, labels in load_batches(dataset, [part.tolist() for part in rows], num_workers=config.num_workers):
             logits = network(images)

@@ -12,7 +12,7 @@ from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 from sts_eval.features.extraction import FeatureConfig, Features, FrozenBackbone, extract_features
 from sts_eval.features.images import CentreCrop
 from sts_eval.features.samples import check_labels, check_same_classes
-from sts_eval.features.unchanged import untouched
+from sts_eval.features.unchanged import unchanged
 from sts_eval.probes.accuracy import allowed_ks
 from sts_eval.probes.linear.protocol import LinearProbeConfig
 from sts_eval.probes.linear.sources import AugmentedFeatures, CachedFeatures, TrainingFeatures
@@ -120,7 +120,7 @@ def linear_probe(
     With `state_file`, a killed SGD run goes on after its last evaluation.
     """
     config = config or LinearProbeConfig()
-    with untouched(backbone if backbone is not None else nn.Identity()):
+    with unchanged(backbone if backbone is not None else nn.Identity()):
         tested = _features(test, backbone, features, cache, device)
         source: CachedFeatures | AugmentedFeatures
         if config.augment:

@@ -25,7 +25,7 @@ class _Line:
 
     row: str
     runs: tuple[str, ...]
-    obstacles: tuple[str, ...]
+    differences: tuple[str, ...]
     variant: str
     cells: dict[tuple[str, str], Comparison] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ def paper_section(runs: Sequence[Run]) -> Section | None:
     for table in dict.fromkeys(comparison.published.table for comparison in ours):
         blocks += _paper_table(table, [comparison for comparison in ours if comparison.published.table == table], notes)
     if notes:
-        blocks.append(Notes([(mark, sentence(obstacle)) for obstacle, mark in notes.items()]))
+        blocks.append(Notes([(mark, sentence(difference)) for difference, mark in notes.items()]))
     if foreign:
         text = "Other data than the paper's, so that no number of it stands beside them"
         blocks.append(Paragraph(f"{text}: {_listed(list(foreign))}."))
@@ -55,10 +55,10 @@ def paper_section(runs: Sequence[Run]) -> Section | None:
 
 
 def _lines(comparisons: Sequence[Comparison]) -> list[_Line]:
-    """One line for each row, runs and obstacles: of several protocols that share them, the one measured last."""
+    """One line for each row, runs and differences: of several protocols that share them, the one measured last."""
     lines: dict[tuple[str, tuple[str, ...], tuple[str, ...]], _Line] = {}
     for comparison in comparisons:
-        key = (comparison.published.row, comparison.runs, comparison.obstacles)
+        key = (comparison.published.row, comparison.runs, comparison.differences)
         line = lines.setdefault(key, _Line(*key, comparison.variant))
         if line.variant == comparison.variant:
             line.cells[comparison.published.column, comparison.which] = comparison
@@ -70,13 +70,13 @@ def _chosen(lines: Sequence[_Line]) -> tuple[list[_Line], int]:
     kept: list[_Line] = []
     for row in dict.fromkeys(line.row for line in lines):
         of_row = [line for line in lines if line.row == row]
-        of_row.sort(key=lambda line: (len(line.obstacles), -max(c.ours.mean for c in line.cells.values())))
+        of_row.sort(key=lambda line: (len(line.differences), -max(c.ours.mean for c in line.cells.values())))
         kept += of_row[:MAX_SETTINGS]
     return kept, len(lines) - len(kept)
 
 
 def _paper_table(name: str, comparisons: Sequence[Comparison], notes: dict[str, str]) -> list[Block]:
-    """One table of the paper; `notes` maps obstacles to their marks, over all tables."""
+    """One table of the paper; `notes` maps differences to their marks, over all tables."""
     lines, left_out = _chosen(_lines(comparisons))
     columns = list(dict.fromkeys(c.published.column for c in comparisons))
     ways = {
@@ -84,7 +84,7 @@ def _paper_table(name: str, comparisons: Sequence[Comparison], notes: dict[str, 
     }
     rows: list[list[CellValue]] = []
     for line in lines:
-        marks = [notes.setdefault(obstacle, str(len(notes) + 1)) for obstacle in line.obstacles]
+        marks = [notes.setdefault(difference, str(len(notes) + 1)) for difference in line.differences]
         cells = [cell for column in columns for cell in _cells(line, column, ways[column])]
         rows.append([line.row, f"no: {_ranges(marks)}" if marks else "yes", Code(_listed(line.runs)), *cells])
     header = ["row", "may stand", "our runs", *(h for c in columns for h in ("paper", *ways[c], "difference"))]
