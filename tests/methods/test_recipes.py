@@ -22,7 +22,7 @@ def test_mocos_views_are_equal_and_those_of_aug_plus() -> None:
 
 
 def test_only_byols_second_view_is_solarised_and_it_is_seldom_blurred() -> None:
-    one, two = DataConfig(dataset="images", root="photos", image_size=224, recipe="byol").views()
+    one, two = DataConfig(dataset="images", root="photos", image_size=224, views="byol").make_views()
     assert isinstance(one, CropView)
     assert isinstance(two, CropView)
     assert (one.solarise, two.solarise) == (0.0, 0.2)
@@ -44,10 +44,10 @@ def test_local_crops_are_whole_patches_of_16_pixels_unless_the_image_is_tiny() -
 
 @pytest.mark.parametrize("recipe", ["byol", "moco", "dino"])
 def test_a_filter_of_ones_own_resizes_all_crops(recipe: str) -> None:
-    own = DataConfig(dataset="images", root="photos", image_size=224, recipe=recipe)
+    own = DataConfig(dataset="images", root="photos", image_size=224, views=recipe)
     asked = replace(own, interpolation="bilinear" if recipe == "dino" else "bicubic")
-    assert {view.interpolation for view in own.views()} == {"bicubic" if recipe == "dino" else "bilinear"}  # type: ignore[union-attr]
-    assert {view.interpolation for view in asked.views()} == {asked.interpolation}  # type: ignore[union-attr]
+    assert {view.interpolation for view in own.make_views()} == {"bicubic" if recipe == "dino" else "bilinear"}  # type: ignore[union-attr]
+    assert {view.interpolation for view in asked.make_views()} == {asked.interpolation}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_filter_of_ones_own_resizes_all_crops(recipe: str) -> None:
 )
 def test_a_filter_that_nothing_could_use_is_refused(recipe: str, interpolation: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        DataConfig(recipe=recipe, interpolation=interpolation)  # type: ignore[arg-type]
+        DataConfig(views=recipe, interpolation=interpolation)  # type: ignore[arg-type]
 
 
 def test_fixmatch_shifts_by_four_pixels_and_cuts_out_sixteen_after_two_operations() -> None:
@@ -90,7 +90,7 @@ def test_recipes_come_in_the_variants_of_their_sources() -> None:
     assert [r.optimizer.lr for r in (code, paper, deepmind)] == [0.05, 0.1, 0.3]
     assert [r.optimizer.name for r in (code, paper, deepmind)] == ["sgd", "sgd", "lars"]
     assert [r.optimizer.warmup_start for r in (code, paper)] == [2e-5, 1e-3]
-    assert recipes.moco_imagenet().data.recipe == "moco"
+    assert recipes.moco_imagenet().data.views == "moco"
     assert recipes.fixmatch_cifar("cifar100", labels=400).method.num_classes == 100  # type: ignore[union-attr]
 
 

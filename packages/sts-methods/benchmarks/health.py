@@ -25,9 +25,9 @@ HEALTH = ("health_metrics", "relative_weight_distance")
 
 
 def config_of(name: str, *, steps: int) -> TrainingConfig:
-    semi_supervised = DataConfig(recipe=name).with_labels
+    semi_supervised = DataConfig(views=name).with_labels
     options: dict[str, Any] = {"num_classes": 10} if semi_supervised else {"backbone": "resnet18", "stem": "cifar"}
-    data = DataConfig(recipe=name, num_labels=40 if semi_supervised else None)
+    data = DataConfig(views=name, num_labels=40 if semi_supervised else None)
     smoothing = spatial_temporal_smoothing(0.99, 0.7, buffers="copy" if name == "fixmatch" else "keep")
     method = METHODS[name](**options)
     return TrainingConfig(method=method, smoothing=smoothing, data=data, global_batch_size=32, steps=steps)

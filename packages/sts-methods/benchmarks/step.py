@@ -154,7 +154,7 @@ def our_step(case: Case, method: str, images: tuple[Tensor, Tensor], reference: 
     training = TrainingConfig(
         method=config,
         smoothing=temporal_moving_average(TEACHER_MOMENTUM, buffers="keep"),
-        data=DataConfig(recipe=method, image_size=case.image_size),  # type: ignore[arg-type]
+        data=DataConfig(views=method, image_size=case.image_size),
         optimizer=OptimizerConfig(
             lr=LR, scale_lr=False, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, schedule="constant"
         ),

@@ -17,7 +17,7 @@ RECIPES = ("byol", "moco", "fixmatch", "mean_teacher", "dino")
 
 def digits(recipe: str, **changes: object) -> DataConfig:
     labels = 40 if recipe in ("fixmatch", "mean_teacher") else None
-    settings = {"image_size": 16, "recipe": recipe, "num_labels": labels, "unlabelled_ratio": 2, "num_local_crops": 2}
+    settings = {"image_size": 16, "views": recipe, "num_labels": labels, "unlabelled_ratio": 2, "num_local_crops": 2}
     return DataConfig(**(settings | changes))  # type: ignore[arg-type]
 
 
@@ -145,7 +145,7 @@ def save_arrays(path: Path, **changes: np.ndarray) -> DataConfig:
     }
     arrays |= {f"y_{s}": np.arange(40) % 4 for s in ("train", "test")}
     np.savez(path, **(arrays | changes))
-    return DataConfig(dataset="arrays", root=str(path), image_size=16, recipe="moco")
+    return DataConfig(dataset="arrays", root=str(path), image_size=16, views="moco")
 
 
 def test_arrays_of_any_size_and_of_gray_images_are_accepted(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_arrays_of_any_size_and_of_gray_images_are_accepted(tmp_path: Path) -> N
     (batch,) = step(data, 0)
     assert batch.views[0].shape == (16, 3, 16, 16)
     assert data.num_classes == 4
-    (batch,) = step(build(replace(config, recipe="mean_teacher", unlabelled_ratio=2)), 0)
+    (batch,) = step(build(replace(config, views="mean_teacher", unlabelled_ratio=2)), 0)
     assert batch.views[1].shape == (32, 3, 16, 16)
 
 
@@ -164,7 +164,7 @@ def test_labels_and_indices_belong_to_their_images(tmp_path: Path, recipe: str) 
     """Every image has one colour of its own, which a flip and a shift leave as it is."""
     shade = np.arange(40, dtype=np.uint8) * 6
     config = save_arrays(tmp_path / "a.npz", x_train=np.broadcast_to(shade[:, None, None], (40, 16, 16)).copy())
-    (batch,) = step(build(replace(config, recipe=recipe, unlabelled_ratio=2, num_labels=8)), 3)  # type: ignore[arg-type]
+    (batch,) = step(build(replace(config, views=recipe, unlabelled_ratio=2, num_labels=8)), 3)  # type: ignore[arg-type]
     assert batch.labelled is not None
     assert batch.labels is not None
 
@@ -178,12 +178,12 @@ def test_labels_and_indices_belong_to_their_images(tmp_path: Path, recipe: str) 
 
 
 def test_mean_teacher_sees_labelled_images_in_two_views_and_fixmatch_in_one() -> None:
-    data = DataConfig(recipe="mean_teacher", num_labels=40, unlabelled_ratio=2)
+    data = DataConfig(views="mean_teacher", num_labels=40, unlabelled_ratio=2)
     (batch,) = step(build(data), 0)
     assert batch.labelled is not None
     assert batch.teachers_labelled_part().shape == batch.labelled.shape
     assert not torch.equal(batch.teachers_labelled_part(), batch.labelled)
-    (other,) = step(build(replace(data, recipe="fixmatch")), 0)
+    (other,) = step(build(replace(data, views="fixmatch")), 0)
     assert other.teachers_labelled is None
 
 
@@ -240,12 +240,12 @@ def test_a_fingerprint_tells_pixels_and_labels_apart_and_not_sizes(tmp_path: Pat
     "changes",
     [
         {"dataset": "imagenet"},
-        {"recipe": "simclr"},
+        {"views": "simclr"},
         {"on_error": "ignore"},
         {"image_size": 4},
         {"unlabelled_ratio": 0},
         {"crop_scale_min": 0.0},
-        {"num_labels": 40, "recipe": "byol"},
+        {"num_labels": 40, "views": "byol"},
     ],
 )
 def test_a_config_outside_its_domain_is_refused(changes: dict[str, object]) -> None:
@@ -261,7 +261,7 @@ def test_a_batch_that_does_not_divide_and_a_missing_root_are_refused() -> None:
 
 
 def test_the_smallest_crop_can_be_overridden() -> None:
-    views = digits("byol", crop_scale_min=0.9).views()
+    views = digits("byol", crop_scale_min=0.9).make_views()
     assert all(view.crop_scale == (0.9, 1.0) for view in views)  # type: ignore[union-attr]
 
 

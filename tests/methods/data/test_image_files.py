@@ -56,7 +56,7 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
 
 
 def config_of(root: Path, **changes: object) -> DataConfig:
-    settings = {"dataset": "imagefolder", "root": str(root), "image_size": 32, "recipe": "moco", "unlabelled_ratio": 2}
+    settings = {"dataset": "imagefolder", "root": str(root), "image_size": 32, "views": "moco", "unlabelled_ratio": 2}
     return DataConfig(**(settings | changes))  # type: ignore[arg-type]
 
 
@@ -91,7 +91,7 @@ def test_loader_processes_work_after_this_one_has_used_opencv_with_threads(prist
 
 
 def test_ranks_tile_the_global_batch_and_a_resume_continues(pristine: Path) -> None:
-    config = config_of(pristine, recipe="byol")
+    config = config_of(pristine, views="byol")
     whole = batches(build(config), 5)
     ranks = [batches(build(config, rank=r, world_size=2), 1, start=4)[0] for r in range(2)]
     assert torch.equal(torch.cat([r.views[1] for r in ranks]), whole[4].views[1])
@@ -99,7 +99,7 @@ def test_ranks_tile_the_global_batch_and_a_resume_continues(pristine: Path) -> N
 
 def test_augmenting_on_the_device_gives_the_same_views_up_to_rounding(pristine: Path) -> None:
     for recipe in ("moco", "byol"):
-        config = config_of(pristine, recipe=recipe)
+        config = config_of(pristine, views=recipe)
         (worker,) = batches(build(replace(config, device_augmentation=False)), 1)
         (device,) = batches(build(replace(config, device_augmentation=True)), 1)
         for a, b in zip(worker.views, device.views, strict=True):
@@ -107,7 +107,7 @@ def test_augmenting_on_the_device_gives_the_same_views_up_to_rounding(pristine: 
 
 
 def test_fixmatch_reads_labelled_images_of_the_split(pristine: Path) -> None:
-    data = build(config_of(pristine, recipe="fixmatch", num_labels=6))
+    data = build(config_of(pristine, views="fixmatch", num_labels=6))
     (batch,) = batches(data, 1)
     assert data.label_split is not None
     assert batch.labels is not None
@@ -126,7 +126,7 @@ def test_a_folder_of_unlabelled_images_trains_but_cannot_be_evaluated(pristine: 
     with pytest.raises(ConfigError, match="labels"):
         evaluation_data(config)
     with pytest.raises(ConfigError, match="learns from labels"):
-        build(replace(config, recipe="fixmatch"))
+        build(replace(config, views="fixmatch"))
 
 
 def test_jpegs_decode_to_pillows_pixels(pristine: Path) -> None:
@@ -196,7 +196,7 @@ def test_skipping_keeps_the_batch_size_and_counts_and_reports(
 
 def test_a_run_that_skips_images_logs_their_number(folder: Path, tmp_path: Path) -> None:
     damage(folder)
-    config = tiny.tiny_config(data=config_of(folder, recipe="byol", on_error="skip"), global_batch_size=24, steps=1)
+    config = tiny.tiny_config(data=config_of(folder, views="byol", on_error="skip"), global_batch_size=24, steps=1)
     assert tiny.tiny_fit(config, tiny.runtime(tmp_path / "run")).metrics["skipped_images"] == 3
     assert tiny.logged(tmp_path / "run")[0]["skipped_images"] == 3
     plain = tiny.tiny_fit(tiny.tiny_config(steps=1), tiny.runtime(tmp_path / "plain"))

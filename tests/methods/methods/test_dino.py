@@ -92,7 +92,7 @@ def test_after_the_frozen_steps_adamw_begins_with_prototypes_that_have_not_decay
     """Bias correction makes the first step of AdamW lr·sign(gradient), whatever the gradient's size."""
     config = TrainingConfig(
         method=small(backbone="wrn_10_1", stem="cifar", freeze_prototypes_steps=2),
-        data=DataConfig(recipe="dino", image_size=8, num_local_crops=0),
+        data=DataConfig(views="dino", image_size=8, num_local_crops=0),
         optimizer=OptimizerConfig(name="adamw", lr=0.01, scale_lr=False, weight_decay=0.5, schedule="constant"),
         global_batch_size=16,
         accumulation=2,

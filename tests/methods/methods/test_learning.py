@@ -58,7 +58,7 @@ def training(
 RUNS = {
     "byol": training(
         ByolConfig(backbone=BACKBONE, stem="cifar", hidden_dim=256, projection_dim=64),
-        DataConfig(image_size=SIZE, recipe="byol"),
+        DataConfig(image_size=SIZE, views="byol"),
         ADAM,
         KEEP,
         batch=128,
@@ -66,7 +66,7 @@ RUNS = {
     ),
     "moco": training(
         MoCoConfig(backbone=BACKBONE, stem="cifar", dim=64, queue_size=1024, bn_groups=2),
-        DataConfig(image_size=SIZE, recipe="moco"),
+        DataConfig(image_size=SIZE, views="moco"),
         OptimizerConfig(name="adamw", lr=2e-3, scale_lr=False),
         SLOWER,
         batch=128,
@@ -81,7 +81,7 @@ RUNS = {
             bottleneck_dim=64,
             num_prototypes=256,
         ),
-        DataConfig(image_size=SIZE, recipe="dino", num_local_crops=2),
+        DataConfig(image_size=SIZE, views="dino", num_local_crops=2),
         replace(ADAM, warmup_epochs=0.5),
         KEEP,
         batch=64,
@@ -89,7 +89,7 @@ RUNS = {
     ),
     "fixmatch": training(
         FixMatchConfig(backbone=BACKBONE, stem="cifar", num_classes=10, threshold=0.9),
-        DataConfig(image_size=SIZE, recipe="fixmatch", num_labels=40, unlabelled_ratio=4),
+        DataConfig(image_size=SIZE, views="fixmatch", num_labels=40, unlabelled_ratio=4),
         SEMI_SUPERVISED,
         COPY,
         batch=16,
@@ -97,7 +97,7 @@ RUNS = {
     ),
     "mean_teacher": training(
         MeanTeacherConfig(backbone=BACKBONE, stem="cifar", num_classes=10, consistency_weight=20.0, ramp_up_steps=60),
-        DataConfig(image_size=SIZE, recipe="mean_teacher", num_labels=40, unlabelled_ratio=4),
+        DataConfig(image_size=SIZE, views="mean_teacher", num_labels=40, unlabelled_ratio=4),
         SEMI_SUPERVISED,
         KEEP,
         batch=16,

@@ -141,7 +141,7 @@ def learner_of(name: str, **changes: Any) -> Learner:
     config = TrainingConfig(
         method=METHODS[name],
         smoothing=spatial_temporal_smoothing(0.5, 0.5, buffers=method.teacher_buffers),
-        data=DataConfig(recipe=method_name(METHODS[name])),  # type: ignore[arg-type]
+        data=DataConfig(views=method_name(METHODS[name])),  # type: ignore[arg-type]
         steps=2,
         **changes,
     )

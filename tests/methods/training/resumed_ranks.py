@@ -31,7 +31,7 @@ def config(name: str) -> TrainingConfig:
     return TrainingConfig(
         method=METHODS[name],
         smoothing=spatial_temporal_smoothing(0.9, 0.5, buffers="keep"),
-        data=DataConfig(recipe=name, dataset="digits", image_size=8),  # type: ignore[arg-type]
+        data=DataConfig(views=name, dataset="digits", image_size=8),  # type: ignore[arg-type]
         optimizer=OptimizerConfig(lr=0.5),
         global_batch_size=24,
         accumulation=2 if name == "byol" else 1,

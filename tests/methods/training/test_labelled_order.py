@@ -22,7 +22,7 @@ FIXMATCH = FixMatchConfig(backbone="wrn_10_1", num_classes=10)
 CONFIG = TrainingConfig(
     method=FIXMATCH,
     smoothing=temporal_moving_average(0.9),
-    data=DataConfig(recipe="fixmatch", image_size=8, num_labels=40, unlabelled_ratio=1),
+    data=DataConfig(views="fixmatch", image_size=8, num_labels=40, unlabelled_ratio=1),
     global_batch_size=64,
     steps=1,
 )

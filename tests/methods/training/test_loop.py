@@ -71,7 +71,7 @@ def test_data_of_ones_own_takes_the_place_of_the_configs(tmp_path: Path) -> None
     ids=method_name,
 )
 def test_without_smoothing_the_teacher_is_the_student(method: MethodConfig, tmp_path: Path) -> None:
-    data = DataConfig(image_size=8, recipe=method_name(method))  # type: ignore[arg-type]
+    data = DataConfig(image_size=8, views=method_name(method))  # type: ignore[arg-type]
     smoothing = no_smoothing(buffers="keep")
     config = TrainingConfig(method=method, smoothing=smoothing, data=data, global_batch_size=8, steps=2)
     trained = fit(config, tiny.runtime(tmp_path)).method
@@ -129,7 +129,7 @@ def test_a_banks_teachers_are_those_of_separate_runs(tmp_path: Path) -> None:
     config = TrainingConfig(
         method=FixMatchConfig(backbone="wrn_10_1", stem="cifar", num_classes=10, threshold=0.1),
         smoothing=own,
-        data=DataConfig(image_size=8, recipe="fixmatch", num_labels=10, unlabelled_ratio=1),
+        data=DataConfig(image_size=8, views="fixmatch", num_labels=10, unlabelled_ratio=1),
         global_batch_size=8,
         steps=3,
         bank={"own": own, "other": other},
@@ -214,7 +214,7 @@ class SpoiledMoCo(MoCo):
 
 def test_a_batch_that_is_left_out_leaves_nothing_in_the_queue_and_the_statistics(tmp_path: Path) -> None:
     method = MoCoConfig(backbone="wrn_10_1", stem="cifar", dim=8, queue_size=64, bn_groups=2)
-    data = DataConfig(recipe="moco", image_size=8)
+    data = DataConfig(views="moco", image_size=8)
     config = TrainingConfig(
         method=method, data=data, global_batch_size=16, steps=3, checkpoint_every_steps=1, on_nonfinite="warn"
     )
@@ -360,5 +360,5 @@ def test_a_batch_that_no_epoch_can_fill_is_refused(tmp_path: Path) -> None:
 
 
 def test_views_of_another_method_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data\.recipe must make the views that fixmatch trains on"):
-        TrainingConfig(method=FixMatchConfig(num_classes=10), data=DataConfig(recipe="byol"), steps=1)
+    with pytest.raises(ConfigError, match=r"data\.views must be the views that fixmatch trains on"):
+        TrainingConfig(method=FixMatchConfig(num_classes=10), data=DataConfig(views="byol"), steps=1)

@@ -18,6 +18,7 @@ from sts_core.errors import StateError
 from sts_methods.data.config import DataConfig
 from sts_methods.runs.checkpoint import read_manifest
 from sts_methods.runs.resume import check_resumable
+from sts_methods.runs.runtime import LocalRuntime
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.optimizers import OptimizerConfig
 from tests import processes
@@ -101,6 +102,26 @@ def test_a_changed_config_is_refused_by_name_and_operational_settings_are_not(tm
     skipping = replace(tiny.tiny_config().data, on_error="skip")
     operational = tiny.tiny_config(data=skipping, checkpoint_every_steps=5, keep_checkpoints=1, log_every_steps=7)
     assert tiny.tiny_fit(operational, tiny.runtime(tmp_path)).step == 12
+
+
+class EarlierRuntime(LocalRuntime):
+    """Restores what a version left in which `data.views` was called `data.recipe`."""
+
+    def restore(self) -> dict[str, Any] | None:
+        state = super().restore()
+        if state is not None:
+            data = state["meta"]["config"]["data"]
+            data["recipe"] = data.pop("views")
+        return state
+
+
+def test_a_checkpoint_from_before_a_setting_was_renamed_is_resumed(tmp_path: Path) -> None:
+    with pytest.raises(tiny.CrashError):
+        tiny.tiny_fit(tiny.tiny_config(), tiny.CrashingRuntime(tmp_path, 6))
+    other = tiny.tiny_config(data=replace(tiny.tiny_config().data, views="moco"))
+    with pytest.raises(StateError, match=r"data\.views was 'byol' and is now 'moco'"):
+        tiny.tiny_fit(other, EarlierRuntime(tmp_path, progress=False))
+    assert tiny.tiny_fit(tiny.tiny_config(), EarlierRuntime(tmp_path, progress=False)).step == 12
 
 
 def test_a_checkpoint_says_what_it_holds_and_only_the_last_few_stay(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def config_of(name: str) -> TrainingConfig:
         method=METHODS[name],
         smoothing=spatial_temporal_smoothing(0.9, 0.5, buffers="copy" if name == "fixmatch" else "keep"),
         momentum_schedule="cosine",
-        data=DataConfig(image_size=8, recipe=name, num_labels=labels, unlabelled_ratio=2, num_local_crops=2),  # type: ignore[arg-type]
+        data=DataConfig(image_size=8, views=name, num_labels=labels, unlabelled_ratio=2, num_local_crops=2),  # type: ignore[arg-type]
         global_batch_size=32,
         accumulation=2,
         steps=5,

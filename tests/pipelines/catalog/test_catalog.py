@@ -70,7 +70,7 @@ def test_what_failed_in_the_paper_is_expected_to_fail_and_the_rest_to_reach_its_
 def test_teachers_treat_buffers_as_their_methods_do() -> None:
     for name in CATALOG:
         training = base_of(CATALOG[name].build()).training
-        expected = "copy" if training.data.recipe == "fixmatch" else "keep"
+        expected = "copy" if training.data.views == "fixmatch" else "keep"
         assert training.smoothing.buffers == expected, name
 
 

@@ -53,7 +53,7 @@ MOCO = MOCO_PROBE | {
     "momentum_schedule": "constant",
     "data.dataset": "imagefolder",
     "data.image_size": 224,
-    "data.recipe": "moco",
+    "data.views": "moco",
     "data.crop_scale_min": None,
     "data.interpolation": None,
     "optimizer.name": "sgd",
@@ -87,7 +87,7 @@ BYOL = BYOL_PROBE | {
     "momentum_schedule": "cosine",
     "data.dataset": "imagefolder",
     "data.image_size": 224,
-    "data.recipe": "byol",
+    "data.views": "byol",
     "data.crop_scale_min": None,
     "data.interpolation": None,
     "optimizer.name": "sgd",
@@ -137,7 +137,7 @@ CIFAR10: Values = {
     "momentum_schedule": "constant",
     "data.dataset": "cifar10",
     "data.image_size": 32,
-    "data.recipe": "fixmatch",
+    "data.views": "fixmatch",
     "data.unlabelled_ratio": 7,
     "optimizer.name": "sgd",
     "optimizer.lr": 0.03,
@@ -208,7 +208,7 @@ def test_a_recipe_has_the_numbers_of_its_source(name: str) -> None:
 
 
 def views_of(name: str) -> tuple[CropView | WeakView | StrongView, ...]:
-    return base_of(CATALOG[name].build()).training.data.views()
+    return base_of(CATALOG[name].build()).training.data.make_views()
 
 
 MOCO_VIEW = CropView(

@@ -106,7 +106,7 @@ def test_a_damaged_manifest_is_a_damaged_network(content: str, run: Path, capsys
 def test_a_method_is_written_by_its_name_and_read_from_both_spellings_under_one_digest() -> None:
     plain = to_dict(resolve("fixmatch-digits-sts"))
     method = {name: plain["method"][name] for name in ("backbone", "stem", "num_classes")}
-    plain["data"] |= {"recipe": "mean_teacher"}
+    plain["data"] |= {"views": "mean_teacher"}
     old, new = (
         from_dict(PipelineConfig, plain | {"method": method | {"kind": kind}})
         for kind in ("meanteacher", "mean_teacher")

@@ -107,7 +107,7 @@ def test_memory_counts_every_moment_and_every_crop(
     training = replace(
         pipeline.training,
         method=DinoConfig(),
-        data=replace(pipeline.training.data, recipe="dino", num_local_crops=8),
+        data=replace(pipeline.training.data, views="dino", num_local_crops=8),
         optimizer=replace(pipeline.training.optimizer, name=optimizer),  # type: ignore[arg-type]
         precision="float32",
     )

@@ -50,7 +50,7 @@ def byol_imagenet(
         method=ByolConfig(backbone="resnet50"),  # heads 2048-4096-256 and 256-4096-256 with bias: STS repo
         smoothing=self_supervised_teacher(0.99 if m is None else m, 0.7 if p is None else p),  # STS repo
         momentum_schedule="cosine",  # STS repo: m rises to 1 along a cosine; the paper does not mention it
-        data=DataConfig(dataset="imagefolder", image_size=224, recipe="byol", num_workers=8),
+        data=DataConfig(dataset="imagefolder", image_size=224, views="byol", num_workers=8),
         optimizer=OptimizerConfig(
             lr=lr,
             momentum=0.9,  # paper
@@ -100,7 +100,7 @@ def moco_imagenet(*, epochs: int = 200, m: float = 0.999, p: float = 0.0) -> Tra
         smoothing=self_supervised_teacher(m, p),
         momentum_schedule="constant",  # MoCo v2
         # MoCo's own augmentation (crops from .2, jitter .4): the paper's "same as SimCLR" is loose.
-        data=DataConfig(dataset="imagefolder", image_size=224, recipe="moco", num_workers=8),
+        data=DataConfig(dataset="imagefolder", image_size=224, views="moco", num_workers=8),
         optimizer=OptimizerConfig(
             lr=0.03,  # MoCo v2 and paper
             scale_lr=False,  # MoCo v2 does not scale it
@@ -126,7 +126,7 @@ def fixmatch_cifar(
             num_classes=100 if hundred else 10,
         ),
         smoothing=fixmatch_teacher(m, p),
-        data=DataConfig(dataset=dataset, image_size=32, recipe="fixmatch", num_labels=labels, unlabelled_ratio=7),
+        data=DataConfig(dataset=dataset, image_size=32, views="fixmatch", num_labels=labels, unlabelled_ratio=7),
         optimizer=OptimizerConfig(
             lr=0.03,  # google
             scale_lr=False,

@@ -119,8 +119,8 @@ _SMALL: dict[str, Any] = {
 }
 
 
-def _small_data(dataset: Dataset, recipe: Literal["byol", "moco", "fixmatch"]) -> DataConfig:
-    return DataConfig(dataset=dataset, image_size=12 if dataset == "digits" else 32, recipe=recipe)
+def _small_data(dataset: Dataset, views: Literal["byol", "moco", "fixmatch"]) -> DataConfig:
+    return DataConfig(dataset=dataset, image_size=12 if dataset == "digits" else 32, views=views)
 
 
 def _small_steps(dataset: Dataset) -> int:

@@ -105,7 +105,7 @@ def _memory(pipeline: PipelineConfig, method: Any, *, bank: int) -> list[str]:
 def _view_sizes(pipeline: PipelineConfig) -> list[int]:
     """The side of every view of an image: DINO's local crops are smaller."""
     data = pipeline.training.data
-    return [getattr(view, "size", None) or data.image_size for view in data.views()]
+    return [getattr(view, "size", None) or data.image_size for view in data.make_views()]
 
 
 def _activations(backbone: nn.Module, image_size: int) -> int:

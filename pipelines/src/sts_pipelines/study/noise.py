@@ -47,11 +47,11 @@ class Setting:
 
 def settings() -> dict[str, Setting]:
     """The paper's m and p for BYOL and FixMatch, trained for several times 1/(1 - m_eff) steps."""
-    digits = DataConfig(dataset="digits", image_size=12, recipe="byol")
+    digits = DataConfig(dataset="digits", image_size=12, views="byol")
     paper_byol = SmoothingConfig(momentum=0.99, preserve_probability=0.7)
     paper_fixmatch = SmoothingConfig(momentum=0.999, preserve_probability=0.5)
     ensemble = SmoothingConfig(momentum=0.0, preserve_probability=0.99)
-    labelled = replace(digits, recipe="fixmatch", num_labels=40)
+    labelled = replace(digits, views="fixmatch", num_labels=40)
     return {
         "byol": Setting(
             "BYOL",

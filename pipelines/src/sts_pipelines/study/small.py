@@ -149,9 +149,9 @@ def fixmatch(
     )
 
 
-DIGITS_BYOL = DataConfig(dataset="digits", image_size=12, recipe="byol")
-DIGITS_MOCO = DataConfig(dataset="digits", image_size=12, recipe="moco")
-DIGITS_FIXMATCH = DataConfig(dataset="digits", image_size=12, recipe="fixmatch", unlabelled_ratio=4)
+DIGITS_BYOL = DataConfig(dataset="digits", image_size=12, views="byol")
+DIGITS_MOCO = DataConfig(dataset="digits", image_size=12, views="moco")
+DIGITS_FIXMATCH = DataConfig(dataset="digits", image_size=12, views="fixmatch", unlabelled_ratio=4)
 BYOL_STEPS, MOCO_STEPS, FIXMATCH_STEPS = 154, 154, 250  # 7 epochs of digits; FixMatch counts steps
 CIFAR_STEPS, CIFAR_FIXMATCH_STEPS = 248, 400  # 8 epochs of 4,000 images
 BYOL_LR, MOCO_LR = 1.2, 0.12
@@ -166,7 +166,7 @@ def digits_runs(seed: int) -> list[StudyRun]:
         (byol, DIGITS_BYOL, BYOL_TEACHERS, BYOL_STEPS, BYOL_LR),
         (moco, DIGITS_MOCO, MOCO_TEACHERS, MOCO_STEPS, MOCO_LR),
     ):
-        experiment = f"{data.recipe}-digits"
+        experiment = f"{data.views}-digits"
         runs.append(_untrained(experiment, method(data, teacher(0.0, 0.0), seed=seed, steps=22, lr=0.0)))
         for name, smoothing in smoothings.items():
             training = method(data, smoothing, seed=seed, steps=steps, lr=lr)
@@ -209,7 +209,7 @@ def grid_runs(seed: int) -> list[StudyRun]:
 
 def cifar_runs(root: Path, images: str, seed: int) -> list[StudyRun]:
     """BYOL and FixMatch on a part of CIFAR-10 for one seed."""
-    data = DataConfig(dataset="arrays", root=str(root), image_size=16, recipe="byol")
+    data = DataConfig(dataset="arrays", root=str(root), image_size=16, views="byol")
     start = byol(data, teacher(0.0, 0.0), seed=seed, steps=31, lr=0.0)
     runs = [_untrained("byol-cifar10", start, images)]
     for name in ("none", "tma", "sts", "control"):
@@ -219,7 +219,7 @@ def cifar_runs(root: Path, images: str, seed: int) -> list[StudyRun]:
             StudyRun(experiment="byol-cifar10", teacher=name, training=training, corruptions=shown, data_digest=images)
         )
     for labels in CIFAR_LABELS:
-        few = replace(data, recipe="fixmatch", num_labels=labels, unlabelled_ratio=4)
+        few = replace(data, views="fixmatch", num_labels=labels, unlabelled_ratio=4)
         runs += _fixmatch_runs(f"fixmatch-cifar10-{labels}", few, seed, steps=CIFAR_FIXMATCH_STEPS, images=images)
     return runs
 

@@ -170,7 +170,7 @@ def describe_training(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_labels": data.get("num_labels"),
         "stem": method.get("stem"),
         "image_size": data.get("image_size"),
-        "augmentation": data.get("recipe"),
+        "augmentation": data.get("views"),
         "optimizer": optimizer.get("name"),
         "lr": optimizer.get("lr"),
         "lr_schedule": optimizer.get("schedule"),

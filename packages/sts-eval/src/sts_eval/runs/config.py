@@ -40,9 +40,15 @@ def read_config(folder: Path) -> Mapping[str, Any]:
 
 
 def training_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The training's config, which may be one level down; a method's kind, as pipelines write it, is its name."""
+    """The training's config, which may be one level down; a method's kind, as pipelines write it, is its name.
+
+    `data.views` was called `data.recipe` in earlier versions.
+    """
     inner = config.get("training")
     section = inner if isinstance(inner, Mapping) else config
+    data = section.get("data")
+    if isinstance(data, Mapping) and "recipe" in data:
+        section = {**section, "data": {"views" if name == "recipe" else name: data[name] for name in data}}
     method = section.get("method")
     if isinstance(method, Mapping) and "name" not in method and "kind" in method:
         return {**section, "method": {**method, "name": method["kind"]}}

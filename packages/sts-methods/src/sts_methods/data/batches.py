@@ -105,7 +105,7 @@ def _label_split(config: DataConfig, source: Source, seed: int) -> LabelSplit | 
     if not config.with_labels:
         return None
     if source.labels is None:
-        raise ConfigError(f"{config.recipe} learns from labels, dataset {config.dataset!r} has none: add labels")
+        raise ConfigError(f"{config.views} learns from labels, dataset {config.dataset!r} has none: add labels")
     num = len(source) if config.num_labels is None else config.num_labels
     return label_split(source.labels, num_labels=num, seed=seed)
 
@@ -113,7 +113,7 @@ def _label_split(config: DataConfig, source: Source, seed: int) -> LabelSplit | 
 def _feed(
     config: DataConfig, source: Source, split: LabelSplit | None, seed: int, device: torch.device
 ) -> ArrayFeed | FileFeed:
-    views, num_labelled_views = config.views(), VIEWS[config.recipe].num_labelled_views
+    views, num_labelled_views = config.make_views(), VIEWS[config.views].num_labelled_views
     on_device = device.type != "cpu" if config.device_augmentation is None else config.device_augmentation
     if isinstance(source, ImageArrays):
         if any(isinstance(view, WeakView) for view in views):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from sts_core.errors import ConfigError
-from sts_core.fields import incidental
+from sts_core.fields import formerly, incidental
 from sts_methods.data.datasets import DATASETS
 from sts_methods.views.specs import VIEWS, CropView, Interpolation, View, Views
 
@@ -21,7 +21,7 @@ class DataConfig:
     """Folder or file of the dataset; digits need none."""
     image_size: int = 32
     """Side of the views in pixels."""
-    recipe: str = field(default="byol", metadata={"choices": VIEWS})
+    views: str = field(default="byol", metadata={"choices": VIEWS} | formerly("recipe"))
     """How images are augmented: as for the method of that name."""
     num_labels: int | None = None
     """Labelled images of semi-supervised views, the same number of each class; None labels all."""
@@ -42,7 +42,7 @@ class DataConfig:
     """Colour and blur on the training device, batched; None does so on anything but a CPU."""
 
     def __post_init__(self) -> None:
-        for name, choices in (("dataset", DATASETS), ("recipe", VIEWS), ("on_error", get_args(OnError))):
+        for name, choices in (("dataset", DATASETS), ("views", VIEWS), ("on_error", get_args(OnError))):
             if (value := getattr(self, name)) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}", fields=(name,))
         for name, least in (("image_size", 8), ("unlabelled_ratio", 1), ("num_local_crops", 0), ("num_workers", 0)):
@@ -56,7 +56,7 @@ class DataConfig:
         if self.num_labels is not None and not self.with_labels:
             semi_supervised = " and ".join(name for name, record in VIEWS.items() if record.labelled)
             raise ConfigError(
-                f"num_labels is for {semi_supervised}, {self.recipe} uses no labels, got {self.num_labels!r}: "
+                f"num_labels is for {semi_supervised}, {self.views} uses no labels, got {self.num_labels!r}: "
                 f"leave it out",
                 fields=("num_labels",),
             )
@@ -65,9 +65,9 @@ class DataConfig:
                 f"interpolation must be bilinear, bicubic or None, got {self.interpolation!r}",
                 fields=("interpolation",),
             )
-        if self.interpolation is not None and not any(isinstance(view, CropView) for view in self.views()):
+        if self.interpolation is not None and not any(isinstance(view, CropView) for view in self.make_views()):
             raise ConfigError(
-                f"interpolation is for views that resize crops, {self.recipe} shifts whole images, got "
+                f"interpolation is for views that resize crops, {self.views} shifts whole images, got "
                 f"{self.interpolation!r}: leave it out",
                 fields=("interpolation",),
             )
@@ -75,12 +75,12 @@ class DataConfig:
     @property
     def with_labels(self) -> bool:
         """Whether batches hold labelled images too."""
-        return VIEWS[self.recipe].labelled
+        return VIEWS[self.views].labelled
 
-    def views(self) -> Views:
+    def make_views(self) -> Views:
         """The views that this config asks for."""
         subject = DATASETS[self.dataset].subject
-        views = VIEWS[self.recipe].make(subject, image_size=self.image_size, num_local=self.num_local_crops)
+        views = VIEWS[self.views].make(subject, image_size=self.image_size, num_local=self.num_local_crops)
         return tuple(self._as_asked(view) for view in views)
 
     def _as_asked(self, view: View) -> View:

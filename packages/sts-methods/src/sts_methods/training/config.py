@@ -131,9 +131,9 @@ def _check_counts(config: TrainingConfig) -> None:
 
 def _check_views(config: TrainingConfig) -> None:
     record = method_record(config.method)
-    if record is not None and config.data.recipe not in (record.views, *record.also_takes):
+    if record is not None and config.data.views not in (record.views, *record.also_takes):
         raise ConfigError(
-            f"data.recipe must make the views that {record.name} trains on, got {config.data.recipe!r}: "
+            f"data.views must be the views that {record.name} trains on, got {config.data.views!r}: "
             f"set it to {record.views!r}",
             fields=("data", "method"),
         )
