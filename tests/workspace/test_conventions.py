@@ -73,7 +73,7 @@ def test_tests_start_and_await_processes_in_the_one_way_that_ends_them() -> None
             for node in ast.walk(ast.parse(file.read_text())):
                 own = file.name != "processes.py" and (_imports_subprocess(node) or _polls_in_a_loop(node))
                 if own or _waits_for_ever(node):
-                    found.append(f"{file.name}:{node.lineno}: use tests/workspace/processes.py, or give a timeout")
+                    found.append(f"{file.name}:{node.lineno}: use tests/processes.py, or give a timeout")
     assert not found
 
 

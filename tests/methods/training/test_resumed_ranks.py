@@ -1,13 +1,13 @@
 """Three and four ranks, where the order of a sum matters, resume to the bits of an undisturbed run."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import processes
 from tests.methods.training import tiny_training as tiny
 from tests.methods.training.resumed_ranks import METHODS
 
@@ -23,7 +23,8 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = str(Path(__file__).with_name("resumed_ranks.py"))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, script, str(folder), *map(str, WORLD_SIZES)]
-    subprocess.run(command, env=environment, check=True, timeout=280)
+    finished = processes.run(command, env=environment, seconds=280)
+    assert finished.returncode == 0, finished.stderr[-2000:]
     return folder
 
 
