@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from sts_core import SmoothingConfig
-from sts_eval import extract_features, linear_probe
+from sts_eval import extract_features, linear_probe, published
 from sts_methods import LocalRuntime, build_method, evaluation_data, fit
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cli.resolve import resolve
@@ -130,3 +130,11 @@ def linear_top1(backbone: nn.Module, pipeline: PipelineConfig) -> float:
     train, test = (extract_features(backbone, split) for split in evaluation_data(pipeline.training.data))
     entries = linear_probe(train, test, pipeline.evaluation.linear).entries("teacher")
     return float(next(entry["value"] for entry in entries if (entry["metric"], entry["which"]) == ("top1", "last")))
+
+
+def test_the_number_to_expect_is_the_one_that_the_paper_prints() -> None:
+    numbers = {entry: published(*entry.published) for entry in CATALOG.values() if entry.published is not None}
+    assert len(numbers) == 8 + 2 + 2 + 16  # 200 epochs; 300 and 1000; lr and DeepMind; FixMatch
+    for entry, number in numbers.items():
+        assert "{" not in entry.description
+        assert ("it to fail" if number.value is None else f"{number.printed} %") in entry.description

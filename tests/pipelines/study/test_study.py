@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sts_core import SmoothingConfig
+from sts_eval import published_rows
 from sts_eval.intervals import Estimate, estimate
 from sts_pipelines.cli.main import main
 from sts_pipelines.study import process_pool, small
@@ -21,7 +22,7 @@ from sts_pipelines.study.plan import Record, Study, StudyFolders, StudyRun
 from sts_pipelines.study.records import append_record, read_records
 from sts_pipelines.study.report import write_study_report
 from sts_pipelines.study.tables import timing_table
-from sts_pipelines.study.timing import PAPER, TimedNetwork, plain_update_, ratios, time_network
+from sts_pipelines.study.timing import TimedNetwork, plain_update_, ratios, time_network
 
 
 def record_of(run: StudyRun, values: Mapping[str, float], drift: Sequence[Sequence[float]] = ()) -> Record:
@@ -280,10 +281,10 @@ def test_steps_of_both_implementations_are_timed_in_turns() -> None:
     for implementation in ("ours", "pseudo-code"):
         cases = times[implementation]
         assert isinstance(cases, dict)
-        assert set(cases) == set(PAPER)
+        assert set(cases) == set(published_rows("granularity"))
         assert all(len(case["step"]) == len(case["update"]) == 2 for case in cases.values())
         assert ratios(cases, "TMA") == (1.0, 1.0, 1.0)
-    assert timing_table([json.loads(json.dumps(times))]).count("\n") == len(PAPER) + 1
+    assert timing_table([json.loads(json.dumps(times))]).count("\n") == len(published_rows("granularity")) + 1
 
 
 @pytest.mark.parametrize(

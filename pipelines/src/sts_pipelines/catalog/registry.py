@@ -27,30 +27,47 @@ class Entry:
     """The verb that runs it."""
     build: "Callable[[], AnyPipeline]"
     """Returns the complete typed config."""
+    published: tuple[str, str, str] | None = None
+    """Table, row and column of the number to expect, which stands in the docstring as {expected} or {published}."""
 
     @property
     def description(self) -> str:
         """The docstring: command, hardware, hours, expected result."""
-        return inspect.cleandoc(self.build.__doc__ or "")
+        text = inspect.cleandoc(self.build.__doc__ or "")
+        return text if self.published is None else _with_number(text, self.published)
 
 
-def expected(top1: str | None) -> str:
-    """What the paper found with a linear classifier; None is a training that its table says failed."""
-    return "it to fail, as it did in the paper" if top1 is None else f"{top1} % linear top-1 of the teacher (paper)"
+def _with_number(text: str, key: tuple[str, str, str]) -> str:
+    from sts_eval import published  # here, because it imports torch
+
+    number = published(*key)
+    kind = "top-1" if number.table == "few-labels" else "linear top-1"
+    found = f"{number.printed} % {kind} of the teacher (paper)"
+    failed = "it to fail, as it did in the paper"
+    expected = failed if number.value is None else found
+    return text.replace("{published}", number.printed).replace("{expected}", expected)
 
 
 CATALOG: dict[str, Entry] = {}
 
 
 def named(
-    name: str, *, paper: str, hardware: str, hours: str, verb: Literal["run", "sweep"] = "run"
+    name: str,
+    *,
+    paper: str,
+    hardware: str,
+    hours: str,
+    verb: Literal["run", "sweep"] = "run",
+    published: tuple[str, str, str] | None = None,
 ) -> "Callable[[Callable[[], R]], Callable[[], R]]":
     """Enter a function that returns a complete config into the catalog."""
 
     def enter(build: "Callable[[], R]") -> "Callable[[], R]":
         if name in CATALOG:
             raise ValueError(f"catalog names are unique, got {name!r} twice: rename one")
-        CATALOG[name] = Entry(name=name, paper=paper, hardware=hardware, hours=hours, verb=verb, build=build)
+        CATALOG[name] = Entry(
+            name=name, paper=paper, hardware=hardware, hours=hours, verb=verb, build=build, published=published
+        )
         return build
 
     return enter

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from sts_eval import published
 from sts_eval.intervals import Estimate
 from sts_pipelines.study.outcomes import BySeed, Outcomes, minus, summary
 from sts_pipelines.study.small import CIFAR_LABELS, DIGIT_LABELS, GRID_MOMENTA, GRID_PROBABILITIES, TEACHER_LABELS
@@ -126,6 +127,18 @@ TITLES = {
 }
 
 
+def _paper(table: str, row: str, column: str = "top-1") -> str:
+    return published(table, row, column).printed
+
+
+def _paper_gain(table: str, row: str, base: str, column: str = "top-1") -> str:
+    """How much better than `base` the paper says that `row` is, with a sign."""
+    better, worse = published(table, row, column), published(table, base, column)
+    assert better.value is not None
+    assert worse.value is not None
+    return f"{better.value - worse.value:+.{better.decimals}f}"
+
+
 def _no_smoothing(outcomes: Outcomes) -> Iterator[Finding]:
     paper = "MoCo and BYOL fail to converge"
     for experiment in SELF_SUPERVISED:
@@ -142,8 +155,9 @@ def _no_smoothing(outcomes: Outcomes) -> Iterator[Finding]:
 
 
 def _spatial_ensemble(outcomes: Outcomes) -> Iterator[Finding]:
-    learns = "MoCo 66.7, BYOL 67.8 where no smoothing fails"
-    same = "NW 71.6, TMA 71.8"
+    moco, byol = (_paper("effect-of-se", f"{method} SE") for method in ("MoCo", "BYOL"))
+    learns = f"MoCo {moco}, BYOL {byol} where no smoothing fails"
+    same = f"NW {_paper('granularity', 'SE NW')}, TMA {_paper('granularity', 'TMA')}"
     for experiment in SELF_SUPERVISED:
         yield from _compare(outcomes, experiment, ("se-layer", "untrained"), "SE works alone: it learns", learns)
     for experiment in SELF_SUPERVISED:
@@ -152,14 +166,19 @@ def _spatial_ensemble(outcomes: Outcomes) -> Iterator[Finding]:
 
 
 def _granularity(outcomes: Outcomes) -> Iterator[Finding]:
-    claim, paper = "SE improves with finer granularity", "LW 67.8, CW 70.8, NW 71.6"
+    claim = "SE improves with finer granularity"
+    paper = ", ".join(f"{unit} {_paper('granularity', f'SE {unit}')}" for unit in ("LW", "CW", "NW"))
     for experiment in SELF_SUPERVISED:
         for pair in (("se-channel", "se-layer"), ("se-neuron", "se-layer")):
             yield from _compare(outcomes, experiment, pair, claim, paper)
 
 
 def _sts(outcomes: Outcomes) -> Iterator[Finding]:
-    gains = {name: "MoCo +0.3" if name.startswith("moco") else "BYOL +0.9" for name in SELF_SUPERVISED}
+    methods = {name: "MoCo" if name.startswith("moco") else "BYOL" for name in SELF_SUPERVISED}
+    gains = {
+        name: f"{method} {_paper_gain('effect-of-sts', f'{method} STS', f'{method} TMA')}"
+        for name, method in methods.items()
+    }
     for experiment, paper in gains.items():
         yield from _compare(outcomes, experiment, ("sts", "tma"), "STS is better than TMA", paper)
     for experiment in gains:
@@ -207,9 +226,13 @@ def _gain(outcomes: Outcomes, experiment: str, other: str = "tma") -> BySeed:
     return minus(*(outcomes.values(experiment, name, "top1/teacher") for name in ("sts", other)))
 
 
+def _paper_few_labels(labels: int) -> str:
+    return _paper_gain("few-labels", "FixMatch (STS)", "FixMatch", f"CIFAR-10 {labels}")
+
+
 def _few_labels(outcomes: Outcomes) -> Iterator[Finding]:
     for experiment, setting, labels in _fixmatch_experiments():
-        paper = {20: "CIFAR-10: +6.63", 40: "CIFAR-10: +1.83", 250: "CIFAR-10: +0.21"}.get(labels, "not reported")
+        paper = f"CIFAR-10: {_paper_few_labels(labels)}" if labels in (20, 40, 250) else "not reported"
         where = f"{setting}, {labels} labels"
         claim = "STS is better than TMA with few labels"
         yield from _row(claim, paper, where, "STS - TMA", _gain(outcomes, experiment))
@@ -218,7 +241,7 @@ def _few_labels(outcomes: Outcomes) -> Iterator[Finding]:
     for setting, counts in _LABELS.items():
         few, many = (_gain(outcomes, f"fixmatch-{setting}-{n}") for n in (counts[0], counts[-1]))
         comparison = f"gain at {counts[0]} - gain at {counts[-1]} labels"
-        paper = "CIFAR-10: +6.63 at 20 labels, +0.17 at 4,000"
+        paper = f"CIFAR-10: {_paper_few_labels(20)} at 20 labels, {_paper_few_labels(4000)} at 4,000"
         yield from _row("Few labels gain most", paper, f"FixMatch, {_NAMES[setting]}", comparison, minus(few, many))
 
 
@@ -249,7 +272,7 @@ def _labellers(outcomes: Outcomes) -> Iterator[Finding]:
 
 
 def _robustness(outcomes: Outcomes) -> Iterator[Finding]:
-    claim = "STS is more robust to corruption"
+    claim, gain = "STS is more robust to corruption", _paper("text", "ImageNet-C", "mean gain over TMA, about")
     for experiment in SELF_SUPERVISED:
-        for other, paper in (("tma", "ImageNet-C: about +1.5"), ("control", "no such control")):
+        for other, paper in (("tma", f"ImageNet-C: about +{gain}"), ("control", "no such control")):
             yield from _compare(outcomes, experiment, ("sts", other), claim, paper, measure="corrupted")

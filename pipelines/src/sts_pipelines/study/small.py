@@ -25,14 +25,13 @@ import numpy as np
 
 from sts_core import Granularity, SmoothingConfig
 from sts_core.files import replacing
-from sts_methods import ByolConfig, FixMatchConfig, MoCoConfig, open_source
+from sts_methods import FixMatchConfig, open_source
 from sts_methods.data.config import DataConfig
 from sts_methods.training.config import TrainingConfig
-from sts_methods.training.optimizers import OptimizerConfig
+from sts_pipelines.catalog.configs import byol_small, fixmatch_small, moco_small
 from sts_pipelines.errors import UsageError
 from sts_pipelines.study.plan import Study, StudyRun
 
-BACKBONE = "test_resnet"
 SEEDS = (1, 2, 3, 4, 5)
 DIGIT_TEST = 359
 CIFAR_TRAIN, CIFAR_TEST = 4000, 2000
@@ -41,6 +40,13 @@ GRID_PROBABILITIES = (0.0, 0.5, 0.9, 0.97)
 DIGIT_LABELS = (10, 20, 40, 100)
 CIFAR_LABELS = (40, 250)
 
+_BYOL: dict[str, TrainingConfig] = {
+    "digits": byol_small("study", dataset="digits", m=0.0, p=0.0).training,
+    "arrays": byol_small("study", dataset="cifar10", m=0.0, p=0.0).training,
+}
+_MOCO = moco_small("study", dataset="digits", m=0.0, p=0.0).training
+_FIXMATCH = fixmatch_small("study", dataset="digits", labels=DIGIT_LABELS[0], m=0.0, p=0.0).training
+DIGITS_BYOL, DIGITS_MOCO, DIGITS_FIXMATCH = _BYOL["digits"].data, _MOCO.data, _FIXMATCH.data
 _QUIET: dict[str, Any] = {
     "momentum_schedule": "constant",
     "checkpoint_every_steps": None,
@@ -90,32 +96,33 @@ def fixmatch_teachers() -> dict[str, SmoothingConfig]:
     }
 
 
-def byol(data: DataConfig, smoothing: SmoothingConfig, *, seed: int, steps: int, lr: float) -> TrainingConfig:
-    return TrainingConfig(
-        method=ByolConfig(backbone=BACKBONE, hidden_dim=256, projection_dim=64),
-        smoothing=smoothing,
-        data=data,
-        optimizer=OptimizerConfig(lr=lr, warmup_epochs=1.0 if lr else 0.0),
-        global_batch_size=64 if data.dataset == "digits" else 128,
-        steps=steps,
-        seed=seed,
-        track_drift=True,
-        **_QUIET,
-    )
+def byol(
+    data: DataConfig, smoothing: SmoothingConfig, *, seed: int, steps: int | None = None, lr: float | None = None
+) -> TrainingConfig:
+    """The catalog's small BYOL on `data`, with its own steps and learning rate unless others are given."""
+    return _trained(_BYOL[data.dataset], data, smoothing, seed=seed, steps=steps, lr=lr)
 
 
-def moco(data: DataConfig, smoothing: SmoothingConfig, *, seed: int, steps: int, lr: float) -> TrainingConfig:
-    return TrainingConfig(
-        method=MoCoConfig(backbone=BACKBONE, dim=64, queue_size=512, bn_groups=2),
-        smoothing=smoothing,
-        data=data,
-        optimizer=OptimizerConfig(lr=lr),
-        global_batch_size=64,
-        steps=steps,
-        seed=seed,
-        track_drift=True,
-        **_QUIET,
-    )
+def moco(
+    data: DataConfig, smoothing: SmoothingConfig, *, seed: int, steps: int | None = None, lr: float | None = None
+) -> TrainingConfig:
+    """The catalog's MoCo of digits."""
+    return _trained(_MOCO, data, smoothing, seed=seed, steps=steps, lr=lr)
+
+
+def _trained(
+    base: TrainingConfig,
+    data: DataConfig,
+    smoothing: SmoothingConfig,
+    *,
+    seed: int,
+    steps: int | None,
+    lr: float | None,
+) -> TrainingConfig:
+    lr = base.optimizer.lr if lr is None else lr
+    optimizer = replace(base.optimizer, lr=lr, warmup_epochs=base.optimizer.warmup_epochs if lr else 0.0)
+    own: dict[str, Any] = {"smoothing": smoothing, "data": data, "seed": seed, "steps": steps or base.steps}
+    return replace(base, optimizer=optimizer, track_drift=True, **own, **_QUIET)
 
 
 def fixmatch(
@@ -123,38 +130,21 @@ def fixmatch(
     smoothing: SmoothingConfig,
     *,
     seed: int,
-    steps: int,
+    steps: int | None = None,
     labeller: Literal["student", "teacher"] = "student",
 ) -> TrainingConfig:
-    """With labels by the student the teacher only watches, so one run serves all teachers: they are its bank."""
-    return TrainingConfig(
-        method=FixMatchConfig(
-            backbone=BACKBONE, stem="imagenet", num_classes=10, threshold=0.9, pseudo_labels=labeller
-        ),
-        smoothing=smoothing,
-        data=data,
-        optimizer=OptimizerConfig(
-            lr=0.03,  # google
-            scale_lr=False,
-            nesterov=True,
-            weight_decay=5e-4,
-            exclude_norm_and_bias=True,
-            schedule="cosine_7_16",
-        ),
-        global_batch_size=16,
-        steps=steps,
-        seed=seed,
-        bank=fixmatch_teachers() if labeller == "student" else {},
-        **_QUIET,
-    )
+    """The catalog's small FixMatch.
+
+    With labels by the student the teacher only watches, so one run serves all teachers: they are its bank.
+    """
+    assert isinstance(_FIXMATCH.method, FixMatchConfig)
+    method = replace(_FIXMATCH.method, pseudo_labels=labeller)
+    own: dict[str, Any] = {"smoothing": smoothing, "data": data, "seed": seed, "steps": steps or _FIXMATCH.steps}
+    bank = fixmatch_teachers() if labeller == "student" else {}
+    return replace(_FIXMATCH, method=method, bank=bank, **own, **_QUIET)
 
 
-DIGITS_BYOL = DataConfig(dataset="digits", image_size=12, views="byol")
-DIGITS_MOCO = DataConfig(dataset="digits", image_size=12, views="moco")
-DIGITS_FIXMATCH = DataConfig(dataset="digits", image_size=12, views="fixmatch", unlabelled_ratio=4)
-BYOL_STEPS, MOCO_STEPS, FIXMATCH_STEPS = 154, 154, 250  # 7 epochs of digits; FixMatch counts steps
 CIFAR_STEPS, CIFAR_FIXMATCH_STEPS = 248, 400  # 8 epochs of 4,000 images
-BYOL_LR, MOCO_LR = 1.2, 0.12
 GENTLE_LR = 0.4
 ROBUST = ("tma", "sts", "control")
 
@@ -162,14 +152,11 @@ ROBUST = ("tma", "sts", "control")
 def digits_runs(seed: int) -> list[StudyRun]:
     """BYOL and MoCo on digits."""
     runs: list[StudyRun] = []
-    for method, data, smoothings, steps, lr in (
-        (byol, DIGITS_BYOL, BYOL_TEACHERS, BYOL_STEPS, BYOL_LR),
-        (moco, DIGITS_MOCO, MOCO_TEACHERS, MOCO_STEPS, MOCO_LR),
-    ):
+    for method, data, smoothings in ((byol, DIGITS_BYOL, BYOL_TEACHERS), (moco, DIGITS_MOCO, MOCO_TEACHERS)):
         experiment = f"{data.views}-digits"
         runs.append(_untrained(experiment, method(data, teacher(0.0, 0.0), seed=seed, steps=22, lr=0.0)))
         for name, smoothing in smoothings.items():
-            training = method(data, smoothing, seed=seed, steps=steps, lr=lr)
+            training = method(data, smoothing, seed=seed)
             shown = DIGIT_TEST if name in ROBUST else 0
             runs.append(StudyRun(experiment=experiment, teacher=name, training=training, corruptions=shown))
     return runs
@@ -180,7 +167,7 @@ def gentle_runs(seed: int) -> list[StudyRun]:
     start = byol(DIGITS_BYOL, teacher(0.0, 0.0), seed=seed, steps=22, lr=0.0)
     runs = [_untrained("byol-digits-gentle", start)]
     for name in ("none", "tma", "sts", "control"):
-        training = byol(DIGITS_BYOL, BYOL_TEACHERS[name], seed=seed, steps=BYOL_STEPS, lr=GENTLE_LR)
+        training = byol(DIGITS_BYOL, BYOL_TEACHERS[name], seed=seed, lr=GENTLE_LR)
         runs.append(StudyRun(experiment="byol-digits-gentle", teacher=name, training=training))
     return runs
 
@@ -199,7 +186,7 @@ def grid_runs(seed: int) -> list[StudyRun]:
         StudyRun(
             experiment="byol-digits-grid",
             teacher=f"m{m:g}-p{p:g}",
-            training=byol(DIGITS_BYOL, teacher(m, p), seed=seed, steps=BYOL_STEPS, lr=BYOL_LR),
+            training=byol(DIGITS_BYOL, teacher(m, p), seed=seed),
             corruptions=DIGIT_TEST if known.get(teacher(m, p)) in ROBUST else 0,
         )
         for m in GRID_MOMENTA
@@ -225,7 +212,7 @@ def cifar_runs(root: Path, images: str, seed: int) -> list[StudyRun]:
 
 
 def _fixmatch_runs(
-    experiment: str, data: DataConfig, seed: int, *, steps: int = FIXMATCH_STEPS, images: str = ""
+    experiment: str, data: DataConfig, seed: int, *, steps: int | None = None, images: str = ""
 ) -> list[StudyRun]:
     """One run in which the student labels, for all teachers; at few labels also runs in which the teacher does."""
     tma = fixmatch_teachers()["tma"]

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sts_eval import published_rows
 from sts_eval.intervals import Estimate
 from sts_pipelines.study.claims import SELF_SUPERVISED, TITLES, Finding
 from sts_pipelines.study.outcomes import Outcomes, summary
-from sts_pipelines.study.timing import PAPER, ratios, update_milliseconds
+from sts_pipelines.study.timing import ratios, update_milliseconds
 
 MEASURES = {
     "linear/teacher": "linear, teacher",
@@ -108,8 +109,8 @@ def timing_table(times: Sequence[Mapping[str, Any]]) -> str:
     for entry in times:
         header += [f"{entry['network']}: ours", "update, ms", "pseudo-code", "update, ms"]
     rows = []
-    for case, paper in PAPER.items():
-        row = [case, f"{paper:.2f}x"]
+    for case, printed in published_rows("granularity").items():
+        row = [case, f"{printed['time'].value:.2f}x"]
         for entry in times:
             for implementation in ("ours", "pseudo-code"):
                 middle, low, high = ratios(entry[implementation], case)

@@ -19,7 +19,6 @@ from sts_core import Granularity, Smoother, SmoothingConfig
 from sts_methods import Batch, Byol, ByolConfig
 from sts_methods.training.optimizers import OptimizerConfig, build_optimizer
 
-PAPER = {"TMA": 1.0, "SE LW": 0.97, "SE CW": 1.02, "SE NW": 1.80, "STS LW": 0.99, "STS CW": 1.04, "STS NW": 1.82}
 GRANULARITIES: dict[str, Granularity] = {"LW": "layer", "CW": "channel", "NW": "neuron"}
 MOMENTUM, PRESERVE = 0.99, 0.7  # the paper's BYOL: STS repo and section 4.1
 Update = Callable[[], object]
