@@ -55,7 +55,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(granularity: str, p: float) ->
         teacher = make_teacher(student)
         smoother = Smoother(student=student, teacher=teacher, config=config, seed=5)
         for step in range(6):
-            if step == stop:  # a new process: only what was saved goes on
+            if step == stop:  # a new process: only what was saved survives
                 saved = json.loads(json.dumps(smoother.state_dict()))
                 student, teacher = copy.deepcopy(student), copy.deepcopy(teacher)
                 smoother = Smoother(student=student, teacher=teacher, config=config, seed=999)

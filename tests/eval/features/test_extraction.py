@@ -116,7 +116,7 @@ def test_a_cache_gives_the_same_features_without_reading_the_files_again(tmp_pat
     assert set(data.read) == probes(data)  # the samples that identify the dataset, and no others
 
 
-def test_a_stopped_extraction_goes_on_where_it_stopped(tmp_path, files):
+def test_a_stopped_extraction_resumes_where_it_stopped(tmp_path, files):
     network, config, cache = nn.Flatten(), FeatureConfig(batch_size=5), tmp_path / "cache"
     whole = extract_features(network, files, config)
 

@@ -28,7 +28,7 @@ from tests.methods.views import pillow_reference as reference
 NUM_IMAGES = 24
 
 pytestmark = [
-    # On a machine with one core two loader processes are one too many, which is of no account here.
+    # On a machine with one core two loader processes are one too many, which does not matter here.
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     # Python from 3.12 on distrusts torch's way of starting them.
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),

@@ -87,7 +87,7 @@ def test_a_run_that_reads_files_in_processes_resumes_in_mid_epoch_with_any_numbe
     tiny.assert_same_bits(tiny.weights(straight), tiny.weights(resumed))
 
 
-def test_the_scaler_of_float16_goes_on_with_the_scale_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scaler_of_float16_resumes_with_the_scale_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first scale overflows, and so does a later step: two steps move neither student nor teacher."""
     monkeypatch.setattr("sts_methods.training.learner.autocast_dtype", lambda precision, device: torch.float16)
     config = tiny.tiny_config(method=tiny.TinyConfig(nan_gradient_at_step=1), steps=6)
@@ -102,7 +102,7 @@ def test_the_scaler_of_float16_goes_on_with_the_scale_it_had(tmp_path: Path, mon
     assert states[0]["smoother"]["step"] == 4
 
 
-def test_a_run_that_began_without_float16_goes_on_with_a_new_scaler(
+def test_a_run_that_began_without_float16_resumes_with_a_new_scaler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a run moves from a CPU, which trained it in float32, to a GPU."""

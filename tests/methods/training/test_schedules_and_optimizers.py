@@ -121,7 +121,7 @@ def test_sgd_equals_the_textbook_update(nesterov: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "adamw"])
-def test_an_optimizer_saved_half_way_goes_on_bit_for_bit(name: str) -> None:
+def test_an_optimizer_saved_half_way_resumes_bit_for_bit(name: str) -> None:
     def trained(split_at: int | None) -> torch.Tensor:
         network = nn.Linear(3, 2)
         with torch.no_grad():

@@ -59,7 +59,7 @@ def test_a_resumed_group_ends_with_the_same_bits_as_an_undisturbed_one(group: Pa
         tiny.assert_same_bits(_weights(group, "straight", rank), _weights(group, "resumed", rank))
 
 
-def test_a_run_goes_on_with_another_number_of_workers_and_says_so(group: Path) -> None:
+def test_a_run_resumes_with_another_number_of_workers_and_says_so(group: Path) -> None:
     for rank in range(2):
         assert any("resuming on 2 workers what ran on 1" in notice for notice in _seen(group, rank)["notice"])
     for name, tensor in _weights(group, "straight", 0).items():

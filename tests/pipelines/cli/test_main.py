@@ -146,7 +146,7 @@ def test_a_place_that_cannot_be_written_to_is_named_in_one_line(
     monkeypatch.setattr("sts_pipelines.cli.verbs.list_.run", lambda arguments, overrides: place.write_text(""))
     assert main(["list"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"sts: {place} cannot be used (No such file or directory): ")
+    assert error.startswith(f"sts: {place} cannot be used (No such file or directory)\n")
     assert error.count("\n") == 1
 
 

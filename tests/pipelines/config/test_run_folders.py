@@ -99,7 +99,7 @@ def test_a_run_with_a_damaged_file_is_not_called_intact(
 def test_a_damaged_manifest_is_a_damaged_network(content: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "teacher.json").write_text(content)
     assert main(["doctor", str(run / "teacher.safetensors")]) == 1
-    assert main(["doctor", str(run)]) == 0  # the checkpoints are there to go on from
+    assert main(["doctor", str(run)]) == 0  # the checkpoints are there to resume from
     assert "teacher: DAMAGED" in capsys.readouterr().out
 
 

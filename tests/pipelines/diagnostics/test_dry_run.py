@@ -63,7 +63,7 @@ def test_units_are_counted_by_granularity() -> None:
 
 
 def test_a_sweep_says_how_many_cells_it_has() -> None:
-    assert "sweep: 32 cells" in check_pipeline(CATALOG["byol-digits-p-by-m"].build(), placement=False)
+    assert "sweep: 32 trials" in check_pipeline(CATALOG["byol-digits-p-by-m"].build(), placement=False)
 
 
 def test_the_bank_of_a_sweep_with_one_student_counts_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,12 +189,12 @@ def test_an_impossible_network_is_a_mistake_of_one_line(capsys: pytest.CaptureFi
 def test_workers_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
     monkeypatch.setattr("sts_pipelines.diagnostics.dry_run.fits", lambda request: asked.append(request))
-    with pytest.raises(UsageError, match="do not fit on a pretended machine"):
+    with pytest.raises(UsageError, match="do not fit on a simulated machine"):
         check_pipeline(resolve("byol-digits-sts", ["--cluster.cpus-per-worker", "64"]), placement=True)
     assert asked == [{"num_cpus": 96, "num_gpus": 8, "bundles": [{"CPU": 64.0}] * 2}]
 
 
-def test_the_pretended_machine_is_our_own_whatever_ray_address_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulated_machine_is_our_own_whatever_ray_address_says(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     asked: list[str] = []
@@ -211,7 +211,7 @@ def test_the_pretended_machine_is_our_own_whatever_ray_address_says(monkeypatch:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_ray_places_eight_workers_on_eight_pretended_gpus_and_not_nine() -> None:
+def test_ray_places_eight_workers_on_eight_simulated_gpus_and_not_nine() -> None:
     bundle = {"CPU": 8.0, "GPU": 1.0}
     assert fits({"num_cpus": 96, "num_gpus": 8, "bundles": [bundle] * 8})
     assert not fits({"num_cpus": 96, "num_gpus": 8, "bundles": [bundle] * 9})

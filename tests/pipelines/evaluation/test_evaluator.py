@@ -65,7 +65,7 @@ def test_a_measurement_with_fewer_settings_does_not_break_up_the_one_before(tiny
         assert read_results(folder).entries[0]["k"] == 20
 
 
-def test_a_probe_by_sgd_on_other_data_or_in_another_precision_neither_stops_nor_goes_on_with_the_first(
+def test_a_probe_by_sgd_on_other_data_or_in_another_precision_neither_stops_nor_resumes_with_the_first(
     tiny: Tiny,
 ) -> None:
     folder = trained(tiny)
@@ -152,7 +152,7 @@ def test_settings_cover_what_numbers_depend_on_and_nothing_else(tiny: Tiny) -> N
     assert settings("knn", linear=replace(base.evaluation.linear, seed=5)) == settings("knn")
 
 
-def test_a_killed_evaluation_on_corruptions_goes_on_with_the_next_cell(
+def test_a_killed_evaluation_on_corruptions_resumes_with_the_next_cell(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corruptions, "cells_of", lambda source: [("contrast", 1), ("brightness", 1), ("pixelate", 1)])

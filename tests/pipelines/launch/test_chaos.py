@@ -22,7 +22,7 @@ pytestmark = [
 ]
 Below = Callable[[int], dict[int, str]]
 STEPS = 160
-"""Workers go on for about two seconds, or 20 steps, when their driver is killed: they must not reach the end."""
+"""Workers keep running for about two seconds, or 20 steps, when their driver is killed: they must not reach the end."""
 FLAGS = (
     *("--steps", str(STEPS), "--checkpoint-every-steps", "4", "--log-every-steps", "1"),
     *("--verify-ranks-every-steps", "4", "--keep-checkpoints", "20", "--evaluation.after-training", ""),

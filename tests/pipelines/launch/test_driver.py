@@ -134,7 +134,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_not_the_run(tiny: Tiny) -> 
     state.write_bytes(state.read_bytes()[:-100])
     text, healthy = examine(str(folder))
     assert healthy
-    assert "the newest checkpoint is damaged: it would go on from step 4" in text
+    assert "the newest checkpoint is damaged: it would resume from step 4" in text
     with pytest.warns(UserWarning, match="skipped a damaged checkpoint"):
         run(pipeline)
     assert same_bits(weights(folder, 6), expected)
@@ -224,7 +224,7 @@ def test_an_evaluation_is_done_by_workers_where_they_are_asked_for(
     assert workers == [2, 1, 0]
 
 
-def test_a_killed_evaluation_goes_on_with_the_features_it_had(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_evaluation_resumes_with_the_features_it_had(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = tiny("byol-digits-tma", steps=1)
     pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
     with monkeypatch.context() as killed:

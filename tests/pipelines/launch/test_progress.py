@@ -14,8 +14,8 @@ from sts_pipelines.config.pipeline import PipelineConfig, SweepConfig
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job
 from sts_pipelines.launch.progress import Watcher, write_plan
-from sts_pipelines.sweep.progress import CellWatcher
-from sts_pipelines.sweep.trials import cells_of
+from sts_pipelines.sweep.progress import TrialWatcher
+from sts_pipelines.sweep.trials import trials_of
 
 Tiny = Callable[..., PipelineConfig]
 
@@ -84,17 +84,17 @@ def test_a_note_of_an_earlier_launch_is_not_shown(tmp_path: Path) -> None:
     assert stream.getvalue() == ""
 
 
-def test_a_sweep_tells_of_every_cell_once(tmp_path: Path) -> None:
+def test_a_sweep_tells_of_every_trial_once(tmp_path: Path) -> None:
     recipe = CATALOG["byol-digits-p-by-m"].build()
     assert isinstance(recipe, SweepConfig)
-    cells = cells_of(replace(recipe, sweep=replace(recipe.sweep, momenta=(0.9,), preserve_probabilities=(0.0, 0.5))))
+    cells = trials_of(replace(recipe, sweep=replace(recipe.sweep, momenta=(0.9,), preserve_probabilities=(0.0, 0.5))))
     stream = io.StringIO()
-    with CellWatcher(tmp_path, cells, metric="knn/teacher/top1", stream=stream, every_seconds=0.01):
+    with TrialWatcher(tmp_path, cells, metric="knn/teacher/top1", stream=stream, every_seconds=0.01):
         (tmp_path / "m0.9-p0.5").mkdir()
         entry = {"evaluation": "knn", "network": "teacher", "metric": "top1", "value": 91.25, "which": "last"}
         add_entries(tmp_path / "m0.9-p0.5", [entry])
-    assert stream.getvalue().startswith("cell 1/2  m0.9-p0.5: 91.2")
-    assert stream.getvalue().count("cell") == 1
+    assert stream.getvalue().startswith("trial 1/2  m0.9-p0.5: 91.2")
+    assert stream.getvalue().count("trial") == 1
 
 
 def test_unlabelled_images_count_as_they_do_in_the_rate(tiny: Tiny) -> None:

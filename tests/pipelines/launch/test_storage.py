@@ -168,7 +168,7 @@ def test_storage_that_fails_in_training_is_a_warning_and_at_the_end_one_line(tin
     storage = StorageCopy(Mirror(f"file://{tmp_path / 'bucket'}", job.folder))
     with pytest.warns(UserWarning, match="cannot copy the run to"):
         storage._push_when(lambda: None)
-    with pytest.raises(RunError, match="the same command goes on"):
+    with pytest.raises(RunError, match="rerun the same command to resume"):
         train_job(job, build_runtime(job, storage), storage)
 
 

@@ -161,7 +161,7 @@ def test_a_tracker_that_fails_later_does_not_end_the_run(tiny: Tiny, monkeypatch
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr("sts_pipelines.launch.driver.check_installed", lambda config: None)
     pipeline = tracked(tiny("byol-digits-sts", steps=4), tensorboard=False, wandb_project="sts")
-    with pytest.warns(UserWarning, match=r"Weights & Biases failed \(no answer\): the run goes on") as caught:
+    with pytest.warns(UserWarning, match=r"Weights & Biases failed \(no answer\): the run continues") as caught:
         folder = run(pipeline)
     assert len(caught) == 1
     assert [call["step"] for call in wandb.named("log")] == [1]

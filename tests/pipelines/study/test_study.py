@@ -292,7 +292,7 @@ def test_steps_of_both_implementations_are_timed_in_turns() -> None:
     [
         (["study", "large"], "invalid choice"),
         (["study", "small", "--processes", "0"], "at least 1"),
-        (["study", "small", "--cifar10", "/nowhere.npz"], "which is none"),
+        (["study", "small", "--cifar10", "/nowhere.npz"], "is not a file"),
         (["study", "small", "--report-only"], "no results yet"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Sweeps without Ray: resumed, extended, failing cells, and a bank of teachers that equals separate runs to the bit."""
+"""Sweeps without Ray: resumed, extended, with failing trials, and a bank of teachers that equals separate runs."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job
 from sts_pipelines.sweep.run import job_of, run_sweep, sweep_folder
-from sts_pipelines.sweep.trials import cells_of
+from sts_pipelines.sweep.trials import trials_of
 
 Tiny = Callable[..., PipelineConfig]
 
@@ -35,14 +35,14 @@ def test_a_sweep_writes_table_csv_and_report_and_the_next_one_only_runs_what_is_
     recipe = knn_sweep(tiny, momenta=(0.9,), preserve_probabilities=(0.0, 0.5))
     found = run_sweep(recipe)
     folder = sweep_folder(recipe)
-    assert [outcome.cell.name for outcome in found] == ["m0.9-p0", "m0.9-p0.5"]
+    assert [outcome.trial.name for outcome in found] == ["m0.9-p0", "m0.9-p0.5"]
     assert all(outcome.value is not None for outcome in found)
     assert (folder / "sweep.csv").is_file()
     assert (folder / "report" / "report.html").is_file()
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.jsonl")}
     capsys.readouterr()
     run_sweep(knn_sweep(tiny, momenta=(0.9,), preserve_probabilities=(0.0, 0.5), with_control=True))
-    assert "3 cells, 2 finished before" in capsys.readouterr().out
+    assert "3 trials, 2 finished before" in capsys.readouterr().out
     assert (folder / "m0.95-p0" / "finished.json").is_file()
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -63,10 +63,10 @@ def test_a_sweep_writes_nothing_outside_its_folder(tiny: Tiny, tmp_path: Path, m
 def test_a_trial_trains_with_the_values_of_its_cell(tiny: Tiny) -> None:
     recipe = knn_sweep(tiny, cells=((0.9, 0.5), (0.0, 0.7)))
     run_sweep(recipe)
-    for cell in cells_of(recipe):
-        smoothing = read_run(sweep_folder(recipe) / cell.name).training.smoothing
-        assert smoothing.momentum == cell.smoothing.momentum
-        assert smoothing.preserve_probability == cell.smoothing.preserve_probability
+    for trial in trials_of(recipe):
+        smoothing = read_run(sweep_folder(recipe) / trial.name).training.smoothing
+        assert smoothing.momentum == trial.smoothing.momentum
+        assert smoothing.preserve_probability == trial.smoothing.preserve_probability
 
 
 def test_a_cell_that_fails_leaves_the_others_and_is_tried_again(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,20 +184,20 @@ def test_one_student_gives_the_teachers_of_separate_runs_bit_for_bit(tiny: Tiny,
     grid = GridConfig(momenta=(0.0, 0.9), preserve_probabilities=(0.0, 0.5, 0.9), granularities=("layer", "channel"),
                       one_student=True, metric="few-labels/teacher/top1")  # fmt: skip
     recipe = SweepConfig(pipeline=pipeline, sweep=grid)
-    found = {outcome.cell.name: outcome for outcome in run_sweep(recipe)}
+    found = {outcome.trial.name: outcome for outcome in run_sweep(recipe)}
     (shared,) = sweep_folder(recipe).glob("fixmatch-digits-sts-*")
     bank = read_checkpoint(shared / "checkpoints" / "step-00000004")["bank"]["teachers"]
     assert set(bank) == set(found)
     # The report has the plane of p and m, with lines of equal m_eff.
     assert 'class="iso"' in (sweep_folder(recipe) / "report" / "report.html").read_text()
-    for cell in cells_of(recipe):
-        job = job_of(cell, pipeline, tmp_path / "separate")
+    for trial in trials_of(recipe):
+        job = job_of(trial, pipeline, tmp_path / "separate")
         launch([job], name=job.label, folder=job.folder)
         alone = read_checkpoint(job.folder / "checkpoints" / "step-00000004")["method"]
-        for name, tensor in bank[cell.name].items():
-            assert torch.equal(tensor, alone[f"teacher.{name}"]), (cell.name, name)
+        for name, tensor in bank[trial.name].items():
+            assert torch.equal(tensor, alone[f"teacher.{name}"]), (trial.name, name)
         results = json.loads((job.folder / "results.json").read_text())["entries"]
         top1 = next(
             e["value"] for e in results if (e["network"], e["metric"], e["which"]) == ("teacher", "top1", "last")
         )
-        assert found[cell.name].value == top1
+        assert found[trial.name].value == top1

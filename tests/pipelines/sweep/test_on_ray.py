@@ -63,7 +63,7 @@ def test_a_search_stops_trials_and_frees_what_they_held(another_cluster: None, r
     assert ray.available_resources().get("CPU") == 3.0
 
 
-def test_a_trial_goes_on_after_its_worker_was_killed_and_tune_leaves_nothing_behind(
+def test_a_trial_resumes_after_its_worker_was_killed_and_tune_leaves_nothing_behind(
     ray_cluster: None, tiny: Tiny, processes_below: Below, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray.tune import registry
@@ -180,5 +180,5 @@ def test_a_sweep_that_ray_itself_ends_is_one_line(
 
     monkeypatch.setattr(tune.Tuner, "fit", out_of_memory)
     recipe = SweepConfig(pipeline=tiny("byol-digits-sts", num_workers=1), sweep=GridConfig(cells=((0.9, 0.5),)))
-    with pytest.raises(RunError, match=r"Ray stopped the sweep \(3 workers were killed\): the same command goes on"):
+    with pytest.raises(RunError, match=r"Ray stopped the sweep \(3 workers were killed\): rerun the same command"):
         run_sweep(recipe)

@@ -27,8 +27,8 @@ from sts_pipelines.sweep.outcomes import (
     outcomes,
     write_outcomes,
 )
-from sts_pipelines.sweep.run import job_of, room, sweep_folder
-from sts_pipelines.sweep.trials import cells_of
+from sts_pipelines.sweep.run import job_of, num_trials_at_a_time, sweep_folder
+from sts_pipelines.sweep.trials import trials_of
 
 Tiny = Callable[..., PipelineConfig]
 
@@ -40,30 +40,30 @@ def sweep(name: str = "byol-digits-p-by-m", **changes: object) -> SweepConfig:
 
 
 def test_a_grid_has_one_cell_for_each_pair() -> None:
-    cells = cells_of(sweep())
-    assert len(cells) == 4 * 8
-    assert len({cell.name for cell in cells}) == 32
-    assert {cell.smoothing.buffers for cell in cells} == {"keep"}
+    trials = trials_of(sweep())
+    assert len(trials) == 4 * 8
+    assert len({trial.name for trial in trials}) == 32
+    assert {trial.smoothing.buffers for trial in trials} == {"keep"}
 
 
 def test_controls_are_moving_averages_of_equal_expected_pull_and_shared_by_equal_ones() -> None:
     recipe = sweep(momenta=(0.0, 0.9), preserve_probabilities=(0.0, 0.5, 0.9), with_control=True)
-    cells = cells_of(recipe)
-    controls = {cell.name: cell.smoothing.momentum for cell in cells if cell.control}
+    trials = trials_of(recipe)
+    controls = {trial.name: trial.smoothing.momentum for trial in trials if trial.control}
     # (0, .5) and (.9, .5), (.9, .9) need controls of their own; (0, .9) has TMA(.9), which is in the grid.
     assert controls == {"m0.5-p0": 0.5, "m0.95-p0": 0.95, "m0.99-p0": 0.99}
 
 
 def test_cells_that_differ_late_have_names_of_their_own() -> None:
     recipe = sweep(momenta=(0.9999,), preserve_probabilities=(0.999, 0.9999), with_control=True)
-    assert [cell.name for cell in cells_of(recipe)] == [
+    assert [trial.name for trial in trials_of(recipe)] == [
         "m0.9999-p0.999", "m0.9999-p0.9999", "m0.9999999-p0", "m0.99999999-p0",
     ]  # fmt: skip
 
 
 def test_granularity_multiplies_only_cells_with_a_spatial_part() -> None:
-    cells = cells_of(sweep("byol-digits-granularity"))
-    assert [cell.name for cell in cells] == [
+    trials = trials_of(sweep("byol-digits-granularity"))
+    assert [trial.name for trial in trials] == [
         "m0.9-p0", "m0-p0.9", "m0.9-p0.7", "m0-p0.9-channel", "m0.9-p0.7-channel", "m0-p0.9-neuron", "m0.9-p0.7-neuron",
     ]  # fmt: skip
 
@@ -71,12 +71,12 @@ def test_granularity_multiplies_only_cells_with_a_spatial_part() -> None:
 @pytest.mark.parametrize("coordinates", ["m-p", "m_eff-p"])
 def test_a_search_draws_the_same_valid_cells_every_time(coordinates: str) -> None:
     recipe = sweep(search="asha", coordinates=coordinates, num_samples=50, metric="knn/teacher/top1")
-    cells = cells_of(recipe)
-    assert cells == cells_of(recipe)
-    assert len(cells) > 45
-    assert all(0 <= cell.smoothing.momentum < 1 and 0 <= cell.smoothing.preserve_probability < 1 for cell in cells)
+    trials = trials_of(recipe)
+    assert trials == trials_of(recipe)
+    assert len(trials) > 45
+    assert all(0 <= trial.smoothing.momentum < 1 and 0 <= trial.smoothing.preserve_probability < 1 for trial in trials)
     if coordinates == "m_eff-p":
-        assert all(0.45 < cell.smoothing.effective_momentum < 0.9995 for cell in cells)
+        assert all(0.45 < trial.smoothing.effective_momentum < 0.9995 for trial in trials)
 
 
 def test_a_larger_grid_lives_in_the_same_folder_and_another_training_does_not() -> None:
@@ -99,7 +99,7 @@ def test_as_many_trials_run_at_a_time_as_there_is_room_for(
     resources: dict[str, float], trial_cpus: float, trials: int
 ) -> None:
     cluster = ClusterConfig(num_workers=2, cpus_per_worker=2.0)
-    assert room(resources, cluster, trial_cpus=trial_cpus) == trials
+    assert num_trials_at_a_time(resources, cluster, trial_cpus=trial_cpus) == trials
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_grid_that_cannot_be_visited_is_refused(changes: dict[str, object], pr
 def test_cells_may_be_given_as_a_flag() -> None:
     recipe = resolve("byol-digits-p-by-m", ["--sweep.cells", "[[0.9,.5],[0, 0.7]]", "--sweep.momenta", "[]"])
     assert isinstance(recipe, SweepConfig)
-    assert [cell.name for cell in cells_of(recipe)] == ["m0.9-p0.5", "m0-p0.7"]
+    assert [trial.name for trial in trials_of(recipe)] == ["m0.9-p0.5", "m0-p0.7"]
 
 
 def write_metrics(job: Job, applied: list[tuple[float, float]]) -> None:
@@ -162,7 +162,7 @@ def write_metrics(job: Job, applied: list[tuple[float, float]]) -> None:
 def job(tiny: Tiny, tmp_path: Path, schedule: str = "constant") -> Job:
     pipeline = tiny("byol-digits-sts", momentum_schedule=schedule)
     recipe = SweepConfig(pipeline=pipeline, sweep=GridConfig(cells=((0.9, 0.5),)))
-    return job_of(cells_of(recipe)[0], pipeline, tmp_path)
+    return job_of(trials_of(recipe)[0], pipeline, tmp_path)
 
 
 def unevaluated(trial: Job) -> PipelineConfig:
@@ -210,7 +210,7 @@ def test_a_trial_that_applied_other_values_fails(tiny: Tiny, tmp_path: Path, app
     assert not is_finished(trial.folder, unevaluated(trial))
     note_error(trial.folder, str(caught.value))
     recipe = SweepConfig(pipeline=trial.pipeline, sweep=GridConfig(cells=((0.9, 0.5),)))
-    (outcome,) = outcomes(tmp_path, cells_of(recipe), metric="knn/teacher/top1")
+    (outcome,) = outcomes(tmp_path, trials_of(recipe), metric="knn/teacher/top1")
     assert outcome.error is not None
     assert "was sampled with m=0.9 and p=0.5" in outcome.error
 
@@ -235,7 +235,7 @@ def test_a_trial_that_a_search_gave_up_is_taken_up_again_only_by_a_grid(tmp_path
 
 def test_the_table_and_the_csv_name_every_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = sweep(momenta=(0.0, 0.9), preserve_probabilities=(0.0, 0.5), with_control=True)
-    found = outcomes(tmp_path, cells_of(recipe), metric="knn/teacher/top1")
+    found = outcomes(tmp_path, trials_of(recipe), metric="knn/teacher/top1")
     write_outcomes(found, tmp_path, metric="knn/teacher/top1")
     lines = (tmp_path / "sweep.csv").read_text().splitlines()
     assert lines[0] == "cell,m,p,granularity,m_eff,control,knn/teacher/top1,images_per_second,note"

@@ -13,8 +13,8 @@ from sts_pipelines.errors import RunError
 from sts_pipelines.launch import driver
 from sts_pipelines.launch.job import Job
 from sts_pipelines.sweep import run
-from sts_pipelines.sweep.run import job_of, sweep_folder, trial_of
-from sts_pipelines.sweep.trials import cells_of
+from sts_pipelines.sweep.run import job_of, sweep_folder, trainable_of
+from sts_pipelines.sweep.trials import trials_of
 
 Tiny = Callable[..., PipelineConfig]
 Reports = list[dict[str, float]]
@@ -36,8 +36,8 @@ def run_trial(tiny: Tiny, *preserve_probabilities: float) -> dict[str, Job]:
     pipeline = tiny("byol-digits-sts", num_workers=1)
     pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
     recipe = SweepConfig(pipeline=pipeline, sweep=GridConfig(cells=tuple((0.9, p) for p in preserve_probabilities)))
-    jobs = [job_of(cell, recipe.pipeline, sweep_folder(recipe)) for cell in cells_of(recipe)]
-    trial_of(recipe)({"jobs": [job.to_plain() for job in jobs]})
+    jobs = [job_of(trial, recipe.pipeline, sweep_folder(recipe)) for trial in trials_of(recipe)]
+    trainable_of(recipe)({"jobs": [job.to_plain() for job in jobs]})
     return {job.label: job for job in jobs}
 
 

@@ -109,5 +109,5 @@ def _is_for_the_user(error: Exception) -> bool:
 
 def _in_one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename} cannot be used ({error.strerror}): choose another place, or mend this one"
+        return f"{error.filename} cannot be used ({error.strerror})"
     return " ".join(str(error).split())

@@ -394,4 +394,4 @@ def _unknown(cls: type, path: str, known: Mapping[str, Any], prefix: str, plain:
 
 def _did_you_mean(value: Any, choices: list[str]) -> str:
     near = difflib.get_close_matches(str(value), choices, n=1)
-    return f": did you mean {near[0]}?" if near else ": choose one of these"
+    return f": did you mean {near[0]}?" if near else ""

@@ -1,4 +1,4 @@
-"""What a run folder, a checkpoint or a backbone is, and whether a run can go on from it."""
+"""What a run folder, a checkpoint or a backbone is, and whether a run can resume from it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from sts_pipelines.config.run_folder import read_run, run_folders
 from sts_pipelines.errors import UsageError
 
 NEEDED = ("method", "optimizer", "scaler", "smoother")
-"""Parts of a checkpoint without which a run cannot go on."""
+"""Parts of a checkpoint without which a run cannot resume."""
 
 
 def examine(path: str) -> tuple[str, bool]:
@@ -50,7 +50,7 @@ def _run(folder: Path) -> tuple[str, bool]:
     if not store.steps():
         lines.append("no checkpoints yet: it would start from the beginning")
     elif intact and intact[0] != store.steps()[-1]:
-        lines.append(f"the newest checkpoint is damaged: it would go on from step {intact[0]}")
+        lines.append(f"the newest checkpoint is damaged: it would resume from step {intact[0]}")
     healthy = bool(intact) and not damage
     return "\n".join([*lines, _verdict(healthy)]), healthy
 

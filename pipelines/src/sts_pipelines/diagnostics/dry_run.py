@@ -1,4 +1,4 @@
-"""A dry run: the pipeline is built and takes a step on fake data, and Ray places the workers on a pretended machine."""
+"""A dry run: the pipeline is built and takes a step on fake data, and Ray places the workers on a simulated machine."""
 
 import time
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from sts_pipelines.config.pipeline import AnyPipeline, PipelineConfig, SweepConf
 from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launch.placement import fits
-from sts_pipelines.sweep.trials import cells_of
+from sts_pipelines.sweep.trials import trials_of
 
 GRANULARITIES = ("layer", "module", "channel", "neuron")
 
 
-PRETENDED_GPUS, PRETENDED_CPUS = 8, 96
+PLACEMENT_GPUS, PLACEMENT_CPUS = 8, 96
 
 
 FAKE_BATCH = 4
@@ -32,13 +32,13 @@ def check_pipeline(config: AnyPipeline, *, placement: bool) -> str:
     if pipeline.training.data.root is not None:
         check_data(pipeline)
     method = build_method(pipeline.training.method, seed=pipeline.training.seed)
-    cells = cells_of(config) if isinstance(config, SweepConfig) else []
+    trials = trials_of(config) if isinstance(config, SweepConfig) else []
     one_student = isinstance(config, SweepConfig) and config.sweep.one_student
-    bank = len(cells) if one_student else len(pipeline.training.bank)
+    bank = len(trials) if one_student else len(pipeline.training.bank)
     lines = [*_size(method), *_units(method), *_schedule(pipeline), *_memory(pipeline, method, bank=bank)]
     lines += _one_step(pipeline, method)
-    if cells:
-        lines.append(f"sweep: {len(cells)} cells")
+    if trials:
+        lines.append(f"sweep: {len(trials)} trials")
     if placement:
         lines.append(_placement(pipeline))
     return "\n".join([f"{pipeline.name}", *lines, "check passed"])
@@ -177,8 +177,8 @@ def _placement(pipeline: PipelineConfig) -> str:
         return "placement: none, training runs in process"
     bundle: dict[str, float] = {"CPU": cluster.cpus_per_worker} | ({"GPU": 1.0} if cluster.use_gpu else {})
     wanted = f"{cluster.num_workers} workers with {' and '.join(f'{n:g} {kind}' for kind, n in bundle.items())} each"
-    machine = f"a pretended machine with {PRETENDED_GPUS} GPUs and {PRETENDED_CPUS} CPUs"
-    request = {"num_cpus": PRETENDED_CPUS, "num_gpus": PRETENDED_GPUS, "bundles": [bundle] * cluster.num_workers}
+    machine = f"a simulated machine with {PLACEMENT_GPUS} GPUs and {PLACEMENT_CPUS} CPUs"
+    request = {"num_cpus": PLACEMENT_CPUS, "num_gpus": PLACEMENT_GPUS, "bundles": [bundle] * cluster.num_workers}
     if not fits(request):
         raise UsageError(
             f"{wanted} do not fit on {machine}: lower cluster.num-workers or cluster.cpus-per-worker, or leave the "

@@ -68,7 +68,7 @@ def corruption_results(
 ) -> dict[str, CorruptionResult]:
     """Accuracy of all models on every cell; all ranks get the whole result.
 
-    The folder `keep` holds the cells that are done: a killed evaluation goes on with the next.
+    The folder `keep` holds the cells that are done: a killed evaluation resumes with the next.
     """
     cells = measure_cells({keep: models}, data, config, classes=classes, device=device)
     return merge_cells(gather_lists([_read_cell(_file_of(keep, cell)) for cell in cells]))

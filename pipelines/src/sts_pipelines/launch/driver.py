@@ -24,7 +24,16 @@ from sts_pipelines.launch.worker import evaluate_together, train_in_process, wor
 def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
     """Train and evaluate all jobs, one after the other, by one group of workers; those that fail leave the others.
 
-    Called again after any interruption it goes on where the newest checkpoints are; finished jobs return at once.
+    Called again after any interruption it resumes from the newest checkpoints; finished jobs return at once.
+
+    Args:
+        jobs: What to run. All share one `cluster` section, and either all train or all only evaluate.
+        name: What Ray calls the run.
+        folder: Where the workers leave a note of an error that a restart would meet again: that of the only job, or
+            the one above those of all jobs.
+
+    Raises:
+        StsError: That of the only job, or a `RunError` that names all that failed, after the others are done.
     """
     cluster = jobs[0].pipeline.cluster
     if jobs[0].train:
@@ -117,7 +126,7 @@ def train_on_ray(
         message = f"the workers of {name} failed more often than max_failures={cluster.max_failures} allows"
         raise WorkersError(f"{message}: {_cause(error)}") from error
     except ray.exceptions.RayError as error:
-        raise RunError(f"Ray stopped the run ({first_line(error)}): the same command goes on") from error
+        raise RunError(f"Ray stopped the run ({first_line(error)}): rerun the same command to resume") from error
     if result.return_value and "error" in result.return_value:
         note.unlink(missing_ok=True)
         raise RunError(result.return_value["error"])

@@ -63,12 +63,12 @@ class Watcher:
             self._stop.wait(self.every_seconds)
 
     def _follow(self, folder: Path, *, later: Sequence[Path]) -> None:
-        """Show a run to its end, or until it has failed and a later one goes on."""
+        """Show a run to its end, or until it has failed and a later one has started."""
         plan, display, noted = self._open(folder)
         step = plan.first_step
         while step < plan.total_steps:
             finished = self._stop.is_set() or any(_modified(other / _PLAN) > noted for other in later)
-            if _modified(folder / _PLAN) != noted:  # the workers were restarted and say where they go on
+            if _modified(folder / _PLAN) != noted:  # the workers were restarted and say where they resume
                 display.close()
                 plan, display, noted = self._open(folder)
                 step = plan.first_step

@@ -75,7 +75,7 @@ class Mirror:
         except OSError as error:
             reason = " ".join(str(error).split())
             raise RunError(
-                f"cannot copy the run {direction} {self.root} ({reason}): the same command goes on"
+                f"cannot copy the run {direction} {self.root} ({reason}): rerun the same command to resume"
             ) from error
 
     def _remove(self, name: str) -> None:

@@ -36,16 +36,16 @@ def build_trackers(pipeline: PipelineConfig, folder: Path) -> list[Tracker]:
     """The trackers that a pipeline asks for."""
     config, trackers = pipeline.tracking, list[Tracker]()
     if config.tensorboard:
-        trackers.append(Expendable(TensorBoard(folder), "TensorBoard"))
+        trackers.append(OptionalTracker(TensorBoard(folder), "TensorBoard"))
     if config.wandb_project is not None:
         wandb = WeightsAndBiases(config.wandb_project, pipeline.run_name, folder)
-        trackers.append(Expendable(wandb, "Weights & Biases"))
+        trackers.append(OptionalTracker(wandb, "Weights & Biases"))
     if config.mlflow_uri is not None:
-        trackers.append(Expendable(MlFlow(config.mlflow_uri, pipeline.run_name, folder), "MLflow"))
+        trackers.append(OptionalTracker(MlFlow(config.mlflow_uri, pipeline.run_name, folder), "MLflow"))
     return trackers
 
 
-class Expendable:
+class OptionalTracker:
     """A tracker that must start, and that a run does without when it fails later: a server may be gone for a while."""
 
     def __init__(self, tracker: Tracker, name: str) -> None:
@@ -72,7 +72,7 @@ class Expendable:
             call()
         except Exception as error:
             self.failed = True
-            message = f"{self.name} failed ({first_line(error)}): the run goes on without it; metrics.jsonl has all"
+            message = f"{self.name} failed ({first_line(error)}): the run continues without it, and with metrics.jsonl"
             warnings.warn(message, UserWarning, stacklevel=3)
 
 
@@ -99,7 +99,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run whose id is the run's name, so that a resumed run goes on in the same place.
+    """A W&B run whose id is the run's name, so that a resumed run continues in the same place.
 
     The folder's name will not do: every comparison has one called tma.
     """
@@ -129,7 +129,7 @@ class WeightsAndBiases:
 
 
 class MlFlow:
-    """An MLflow run; its id is kept in the run folder, so that a resumed run goes on in the same place."""
+    """An MLflow run; its id is kept in the run folder, so that a resumed run continues in the same place."""
 
     def __init__(self, uri: str, name: str, folder: Path) -> None:
         self.uri, self.name, self.folder = uri, name, folder

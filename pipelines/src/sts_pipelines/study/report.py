@@ -48,7 +48,7 @@ def _head(study: Study, records: Mapping[str, Record], outcomes: Outcomes) -> st
     explanation = (small.__doc__ or "").partition("\n\n")[2].strip()
     return f"""# The study `{study.name}`: the paper's claims at the size of two CPU cores
 
-Written by `{COMMAND}`, which goes on where it stopped. {done} of {total} runs, {outcomes.cpu_hours():.1f} CPU hours,
+Written by `{COMMAND}`, which resumes where it stopped. {done} of {total} runs, {outcomes.cpu_hours():.1f} CPU hours,
 code at {revisions} (a plus sign: with changes that were not committed). Raw numbers: `results.jsonl`, one run a line;
 configs: `config.json`; times: `timing.json`. The paper's own numbers come from ImageNet on 8 GPUs; they are quoted
 beside ours and were not run again.

@@ -21,7 +21,7 @@ def conduct_small(
     if processes < 1:
         raise UsageError(f"--processes must be at least 1, got {processes}: give the number of cores to use")
     if cifar10 is not None and not cifar10.is_file():
-        raise UsageError(f"--cifar10 needs an npz file, got {cifar10}, which is none: check the path")
+        raise UsageError(f"--cifar10 needs an npz file, and {cifar10} is not a file")
     study = small_study(cifar10=cifar10, work=folders.work)
     if measure:
         write_config(study, folders)

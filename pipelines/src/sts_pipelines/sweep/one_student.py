@@ -1,7 +1,7 @@
 """A whole grid of teachers from one training run, where the teacher does not influence training.
 
 With student pseudo-labels FixMatch's teacher only watches: 32 teachers of one student, kept by a `TeacherBank`, are bit
-for bit the teachers of 32 separate runs. Each cell gets a folder of its own with config and results, as if it had run.
+for bit the teachers of 32 separate runs. Each trial gets a folder of its own with config and results, as if it had run.
 """
 
 import json
@@ -15,34 +15,34 @@ from sts_pipelines.config.pipeline import SweepConfig, plain_of
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job
 from sts_pipelines.sweep.outcomes import forget_errors, note_error
-from sts_pipelines.sweep.trials import Cell
+from sts_pipelines.sweep.trials import Trial
 
 
-def train_one_student(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
-    """Train the student with all cells in its bank, and evaluate each of them into its own folder."""
-    pipeline = recipe.pipeline
-    bank = {cell.name: cell.smoothing for cell in cells}
+def train_one_student(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
+    """Train the student with all trials in its bank, and evaluate each of them into its own folder."""
+    pipeline = config.pipeline
+    bank = {trial.name: trial.smoothing for trial in trials}
     training = replace(pipeline.training, bank=bank)
     student = replace(pipeline, training=training)
     job = Job(label=pipeline.name, pipeline=student, folder=folder / student.run_name, bank_folder=folder)
-    forget_errors(folder / cell.name for cell in cells)
+    forget_errors(folder / trial.name for trial in trials)
     launch([job], name=student.run_name, folder=job.folder)
-    _check_applied(job, cells, folder)
-    for cell in cells:  # as JSON: a folder with a config.yaml is a run that can be evaluated again
-        own = plain_of(pipeline.with_smoothing(f"{pipeline.name}-{cell.name}", cell.smoothing))
-        write_atomically(folder / cell.name / "config.json", json.dumps(own, indent=1) + "\n")
+    _check_applied(job, trials, folder)
+    for trial in trials:  # as JSON: a folder with a config.yaml is a run that can be evaluated again
+        own = plain_of(pipeline.with_smoothing(f"{pipeline.name}-{trial.name}", trial.smoothing))
+        write_atomically(folder / trial.name / "config.json", json.dumps(own, indent=1) + "\n")
 
 
-def _check_applied(job: Job, cells: Sequence[Cell], folder: Path) -> None:
-    """Mark the cells whose m and p are not those that the live bank applied last, as its last checkpoint records."""
+def _check_applied(job: Job, trials: Sequence[Trial], folder: Path) -> None:
+    """Mark the trials whose m and p are not those that the live bank applied last, as its last checkpoint records."""
     state = CheckpointStore(job.folder / "checkpoints").latest()
     applied = {} if state is None else state["bank"].get("applied", {})
-    for cell in cells:
-        sampled = {name: getattr(cell.smoothing, name) for name in ("momentum", "preserve_probability")}
-        got = {name: value for name, value in applied.get(cell.name, {}).items() if name in sampled}
+    for trial in trials:
+        sampled = {name: getattr(trial.smoothing, name) for name in ("momentum", "preserve_probability")}
+        got = {name: value for name, value in applied.get(trial.name, {}).items() if name in sampled}
         if got != sampled:
             note_error(
-                folder / cell.name,
-                f"{cell.name} was sampled with {sampled} but applied {got or 'nothing that is recorded'}: its result "
-                f"is void, remove {folder} to train all cells anew",
+                folder / trial.name,
+                f"{trial.name} was sampled with {sampled} but applied {got or 'nothing that is recorded'}: its result "
+                f"is void, remove {folder} to train all trials anew",
             )

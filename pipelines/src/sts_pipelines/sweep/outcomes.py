@@ -18,19 +18,19 @@ from sts_pipelines.errors import RunError, TrialError
 from sts_pipelines.evaluation.settings import is_evaluated
 from sts_pipelines.launch.driver import Failed
 from sts_pipelines.launch.job import Job
-from sts_pipelines.sweep.trials import Cell, short
+from sts_pipelines.sweep.trials import Trial, short
 from sts_pipelines.terminal import text_table, value_of
 
-# What differs between the cells of one sweep.
+# What differs between the trials of one sweep.
 SWEEP_NAMES = ("smoothing.momentum", "smoothing.preserve_probability", "smoothing.granularity")
 _FINISHED = "finished.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one cell."""
+    """What became of one trial."""
 
-    cell: Cell
+    trial: Trial
     value: float | None = None
     """The metric that ranks trials; None for a trial that was stopped or failed."""
     images_per_second: float | None = None
@@ -84,8 +84,8 @@ def _same(applied: float, sampled: float) -> bool:
     return abs(applied - sampled) <= 1e-12  # another machine's cosine may differ in the last digit
 
 
-def settle(jobs: Sequence[Job], failed: Sequence[Failed]) -> dict[str, float]:
-    """Mark the jobs of a trial that failed or applied other values, raise if any did, and return what was applied."""
+def applied_values(jobs: Sequence[Job], failed: Sequence[Failed]) -> dict[str, float]:
+    """The m and p that the last job applied; marks the jobs that failed or applied others, and raises if any did."""
     errors = {job.label: str(error) for job, error in failed}
     applied: dict[str, float] = {}
     for job in jobs:
@@ -102,7 +102,7 @@ def settle(jobs: Sequence[Job], failed: Sequence[Failed]) -> dict[str, float]:
 
 
 def note_error(folder: Path, error: str) -> None:
-    """Mark a cell as failed."""
+    """Mark a trial as failed."""
     write_atomically(folder / "error.json", json.dumps({"error": error}) + "\n")
 
 
@@ -119,28 +119,30 @@ def mark_stopped(folder: Path, step: int) -> None:
 
 
 def is_finished(folder: Path, pipeline: PipelineConfig, *, searching: bool = False) -> bool:
-    """Whether a trial has been trained, checked and evaluated as asked for now, or a search goes on that gave it up."""
+    """Whether a trial has been trained, checked and evaluated as asked for now, or was given up by the search."""
     if searching and (folder / "stopped.json").is_file():
         return True
     return (folder / _FINISHED).is_file() and is_evaluated(folder, pipeline)
 
 
-def outcomes(folder: Path, cells: Sequence[Cell], *, metric: str) -> list[Outcome]:
-    """What the trials' folders say about `cells`."""
-    return [_outcome(folder / cell.name, cell, metric) for cell in cells]
+def outcomes(folder: Path, trials: Sequence[Trial], *, metric: str) -> list[Outcome]:
+    """What the trials' folders say about `trials`."""
+    return [_outcome(folder / trial.name, trial, metric) for trial in trials]
 
 
-def _outcome(folder: Path, cell: Cell, metric: str) -> Outcome:
+def _outcome(folder: Path, trial: Trial, metric: str) -> Outcome:
     if (folder / "stopped.json").is_file():
-        return Outcome(cell=cell, stopped_at=int(json.loads((folder / "stopped.json").read_text())["step"]))
+        return Outcome(trial=trial, stopped_at=int(json.loads((folder / "stopped.json").read_text())["step"]))
     if (folder / "error.json").is_file():
-        return Outcome(cell=cell, error=str(json.loads((folder / "error.json").read_text())["error"]))
+        return Outcome(trial=trial, error=str(json.loads((folder / "error.json").read_text())["error"]))
     if not (folder / "results.json").is_file():
-        return Outcome(cell=cell, error="no results")
+        return Outcome(trial=trial, error="no results")
     value = value_of(read_results(folder).entries, metric)
     rates = [line["images_per_second"] for line in MetricsLog(folder / "metrics.jsonl").read()[1:]]
     speed = sum(rates) / len(rates) if rates else None
-    return Outcome(cell=cell, value=value, images_per_second=speed, error=None if value is not None else f"no {metric}")
+    return Outcome(
+        trial=trial, value=value, images_per_second=speed, error=None if value is not None else f"no {metric}"
+    )
 
 
 def write_outcomes(found: Sequence[Outcome], folder: Path, *, metric: str) -> None:
@@ -153,20 +155,20 @@ def write_outcomes(found: Sequence[Outcome], folder: Path, *, metric: str) -> No
     write_atomically(folder / "sweep.csv", text.getvalue())
     print(text_table(rows, {column: column for column in rows[0]}))
     print(f"table: {folder / 'sweep.csv'}")
-    runs = [folder / outcome.cell.name for outcome in found if outcome.value is not None]
+    runs = [folder / outcome.trial.name for outcome in found if outcome.value is not None]
     if runs:
         print(f"report: {write_report(runs, folder / 'report')[1]}")
 
 
 def _row(outcome: Outcome, metric: str) -> dict[str, str]:
-    smoothing = outcome.cell.smoothing
+    smoothing = outcome.trial.smoothing
     return {
-        "cell": outcome.cell.name,
+        "cell": outcome.trial.name,
         "m": short(smoothing.momentum),
         "p": short(smoothing.preserve_probability),
         "granularity": smoothing.granularity,
         "m_eff": f"{smoothing.effective_momentum:.12g}",
-        "control": "yes" if outcome.cell.control else "",
+        "control": "yes" if outcome.trial.control else "",
         metric: "" if outcome.value is None else f"{outcome.value:.2f}",
         "images_per_second": "" if outcome.images_per_second is None else f"{outcome.images_per_second:.0f}",
         "note": outcome.error or (f"stopped at step {outcome.stopped_at}" if outcome.stopped_at is not None else ""),

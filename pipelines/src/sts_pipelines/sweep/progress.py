@@ -1,4 +1,4 @@
-"""Live progress of a sweep: one line for every cell that gets its result, read from the cells' folders."""
+"""Live progress of a sweep: one line for every trial that gets its result, read from the trials' folders."""
 
 import sys
 import threading
@@ -9,31 +9,31 @@ from typing import TextIO
 
 from sts_eval import read_results
 from sts_methods.runs.progress_line import format_seconds
-from sts_pipelines.sweep.trials import Cell
+from sts_pipelines.sweep.trials import Trial
 from sts_pipelines.terminal import value_of
 
 
-class CellWatcher:
-    """Watches the folders of `cells` while they are trained in any order; a context manager."""
+class TrialWatcher:
+    """Watches the folders of `trials` while they are trained in any order; a context manager."""
 
     def __init__(
         self,
         folder: Path,
-        cells: Sequence[Cell],
+        trials: Sequence[Trial],
         *,
         metric: str,
         stream: TextIO | None = None,
         every_seconds: float = 1.0,
     ) -> None:
-        self.folder, self.metric, self.num_cells = folder, metric, len(cells)
-        self.pending = [cell.name for cell in cells]
+        self.folder, self.metric, self.num_trials = folder, metric, len(trials)
+        self.pending = [trial.name for trial in trials]
         self.stream = stream if stream is not None else sys.stderr
         self.every_seconds = every_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sweep progress", daemon=True)
         self._started = time.monotonic()
 
-    def __enter__(self) -> "CellWatcher":
+    def __enter__(self) -> "TrialWatcher":
         self._thread.start()
         return self
 
@@ -47,7 +47,7 @@ class CellWatcher:
             for name in list(self.pending):
                 value = self._value(name)
                 if value is not None:
-                    self._tell(name, value)
+                    self._announce(name, value)
             if finished:
                 return
             self._stop.wait(self.every_seconds)
@@ -58,9 +58,9 @@ class CellWatcher:
             return None
         return value_of(read_results(folder).entries, self.metric)
 
-    def _tell(self, name: str, value: float) -> None:
+    def _announce(self, name: str, value: float) -> None:
         self.pending.remove(name)
-        done = self.num_cells - len(self.pending)
+        done = self.num_trials - len(self.pending)
         left = (time.monotonic() - self._started) / done * len(self.pending)
-        self.stream.write(f"cell {done}/{self.num_cells}  {name}: {value:.1f}  {format_seconds(left)} left\n")
+        self.stream.write(f"trial {done}/{self.num_trials}  {name}: {value:.1f}  {format_seconds(left)} left\n")
         self.stream.flush()

@@ -1,7 +1,7 @@
 """Sweeps over (m, p, granularity): Ray Tune decides what runs when, every trial is a Ray Train run of its own.
 
-A trial's folder is named by its cell and is the run folder of an ordinary run. What a sweep has found is read from
-these folders, never from Tune's memory: a killed sweep is resumed by giving the same command, and only cells without
+A trial's folder is named by its m and p and is the run folder of an ordinary run. What a sweep has found is read from
+these folders, never from Tune's memory: a killed sweep is resumed by giving the same command, and only trials without
 results are run. That also lets a grid be extended, and does without restoring Tune's schedulers, which forget.
 """
 
@@ -26,88 +26,88 @@ from sts_pipelines.launch.job import Job
 from sts_pipelines.sweep.outcomes import (
     SWEEP_NAMES,
     Outcome,
+    applied_values,
     check_applied,
     forget_errors,
     is_finished,
     note_error,
     outcomes,
-    settle,
     write_outcomes,
 )
-from sts_pipelines.sweep.progress import CellWatcher
-from sts_pipelines.sweep.trials import Cell, cells_of
+from sts_pipelines.sweep.progress import TrialWatcher
+from sts_pipelines.sweep.trials import Trial, trials_of
 
 
-def run_sweep(recipe: SweepConfig) -> list[Outcome]:
+def run_sweep(config: SweepConfig) -> list[Outcome]:
     """Run what is missing, then write table, CSV and report; fails at the end if a trial failed."""
-    folder = sweep_folder(recipe)
-    cells = cells_of(recipe)
-    if recipe.sweep.one_student:
+    folder = sweep_folder(config)
+    trials = trials_of(config)
+    if config.sweep.one_student:
         from sts_pipelines.sweep.one_student import train_one_student
 
-        train_one_student(recipe, cells, folder)
+        train_one_student(config, trials, folder)
     else:
-        searching = recipe.sweep.search != "grid"
-        missing = [c for c in cells if not is_finished(folder / c.name, recipe.pipeline, searching=searching)]
-        print(f"{len(cells)} cells, {len(cells) - len(missing)} finished before: {folder}", flush=True)
-        with CellWatcher(folder, missing, metric=recipe.sweep.metric):
-            if missing and recipe.pipeline.cluster.num_workers == 0:
-                _one_after_the_other(recipe, missing, folder)
+        searching = config.sweep.search != "grid"
+        missing = [c for c in trials if not is_finished(folder / c.name, config.pipeline, searching=searching)]
+        print(f"{len(trials)} trials, {len(trials) - len(missing)} finished before: {folder}", flush=True)
+        with TrialWatcher(folder, missing, metric=config.sweep.metric):
+            if missing and config.pipeline.cluster.num_workers == 0:
+                _one_after_the_other(config, missing, folder)
             elif missing:
-                _tune(recipe, missing, folder)
-    for cell in cells:
-        if (folder / cell.name / "results.json").is_file():
-            prefer_asked(folder / cell.name, recipe.pipeline)
-    found = outcomes(folder, cells, metric=recipe.sweep.metric)
-    write_outcomes(found, folder, metric=recipe.sweep.metric)
+                _tune(config, missing, folder)
+    for trial in trials:
+        if (folder / trial.name / "results.json").is_file():
+            prefer_asked(folder / trial.name, config.pipeline)
+    found = outcomes(folder, trials, metric=config.sweep.metric)
+    write_outcomes(found, folder, metric=config.sweep.metric)
     failed = [outcome for outcome in found if outcome.error]
     if failed:
-        names = ", ".join(f"{outcome.cell.name} ({outcome.error})" for outcome in failed[:3])
+        names = ", ".join(f"{outcome.trial.name} ({outcome.error})" for outcome in failed[:3])
         raise RunError(f"{len(failed)} of {len(found)} trials failed: {names}; the same command tries them again")
     return found
 
 
-def sweep_folder(recipe: SweepConfig) -> Path:
-    """Named by all that the cells share, so that a larger grid finds the cells that are there."""
-    training = replace(recipe.pipeline.training, bank={})
-    name = f"{recipe.pipeline.name}-{digest(outcome_relevant(training), ignore=SWEEP_NAMES)}"
-    if is_uri(recipe.pipeline.cluster.storage_path):
+def sweep_folder(config: SweepConfig) -> Path:
+    """Named by all that the trials share, so that a larger grid finds the trials that are there."""
+    training = replace(config.pipeline.training, bank={})
+    name = f"{config.pipeline.name}-{digest(outcome_relevant(training), ignore=SWEEP_NAMES)}"
+    if is_uri(config.pipeline.cluster.storage_path):
         raise UsageError("a sweep needs a storage path that all nodes see, not a URI: set cluster.storage-path to one")
-    folder = local_folder(recipe.pipeline.cluster.storage_path, name)
+    folder = local_folder(config.pipeline.cluster.storage_path, name)
     for parent in folder.parents:
         if parent.is_file():
             raise UsageError(f"cluster.storage-path must be a folder, got the file {parent}: choose another")
     return folder
 
 
-def job_of(cell: Cell, pipeline: PipelineConfig, folder: Path) -> Job:
-    """The run of one cell."""
+def job_of(trial: Trial, pipeline: PipelineConfig, folder: Path) -> Job:
+    """The run of one trial."""
     return Job(
-        label=cell.name,
-        pipeline=pipeline.with_smoothing(f"{pipeline.name}-{cell.name}", cell.smoothing),
-        folder=folder / cell.name,
+        label=trial.name,
+        pipeline=pipeline.with_smoothing(f"{pipeline.name}-{trial.name}", trial.smoothing),
+        folder=folder / trial.name,
     )
 
 
-def _one_after_the_other(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
+def _one_after_the_other(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
     """The grid in this process, without Ray."""
-    if recipe.sweep.search != "grid":
+    if config.sweep.search != "grid":
         raise UsageError("a search needs Ray to stop trials: set cluster.num-workers to 1 or more, or search the grid")
-    for cell in cells:
-        job = job_of(cell, recipe.pipeline, folder)
+    for trial in trials:
+        job = job_of(trial, config.pipeline, folder)
         forget_errors([job.folder])
         try:
             launch([job], name=job.label, folder=job.folder)
             check_applied(job)
-        except StsError as error:  # the other cells are still wanted
+        except StsError as error:  # the other trials are still wanted
             note_error(job.folder, str(error))
 
 
-def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
-    cluster, grid = recipe.pipeline.cluster, recipe.sweep
-    jobs = {cell.name: job_of(cell, recipe.pipeline, folder).to_plain() for cell in cells}
+def _tune(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
+    cluster, grid = config.pipeline.cluster, config.sweep
+    jobs = {trial.name: job_of(trial, config.pipeline, folder).to_plain() for trial in trials}
     groups = _groups(list(jobs), grid.cells_per_trial if grid.search == "grid" else 1)
-    concurrent = grid.max_concurrent or room(local_resources(), cluster)
+    concurrent = grid.max_concurrent or num_trials_at_a_time(local_resources(), cluster)
     with ray_cluster(cluster, num_cpus=concurrent * (cluster.num_workers * cluster.cpus_per_worker + TRIAL_CPUS)):
         import ray
         from ray import tune
@@ -118,16 +118,18 @@ def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
         os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # failures are told once, at the end
         if cluster.address is not None:
-            concurrent = grid.max_concurrent or room(ray.cluster_resources(), cluster, trial_cpus=TRIAL_CPUS)
+            concurrent = grid.max_concurrent or num_trials_at_a_time(
+                ray.cluster_resources(), cluster, trial_cpus=TRIAL_CPUS
+            )
         space = {"jobs": tune.grid_search([[jobs[name] for name in group] for group in groups])}
         tuner = tune.Tuner(
-            tune.with_resources(trial_of(recipe), {"CPU": TRIAL_CPUS}),
+            tune.with_resources(trainable_of(config), {"CPU": TRIAL_CPUS}),
             param_space=space,
             tune_config=tune.TuneConfig(
                 metric=grid.metric,
                 mode="max",
                 max_concurrent_trials=concurrent,
-                scheduler=asha(recipe) if grid.search == "asha" else None,
+                scheduler=asha(config) if grid.search == "asha" else None,
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
             run_config=tune.RunConfig(name="tune", storage_path=str(folder), verbose=0, callbacks=[Narrator()]),
@@ -136,31 +138,31 @@ def _tune(recipe: SweepConfig, cells: Sequence[Cell], folder: Path) -> None:
             with no_exit_hook():
                 tuner.fit()
         except (ray.exceptions.RayError, RuntimeError) as error:  # trials that fail do not raise: Ray itself has gone
-            raise RunError(f"Ray stopped the sweep ({first_line(error)}): the same command goes on") from error
+            raise RunError(f"Ray stopped the sweep ({first_line(error)}): rerun the same command to resume") from error
 
 
 def _groups(names: Sequence[str], size: int) -> list[list[str]]:
     return [list(names[start : start + size]) for start in range(0, len(names), size)]
 
 
-def room(resources: Mapping[str, float], cluster: ClusterConfig, *, trial_cpus: float = 0.0) -> int:
+def num_trials_at_a_time(resources: Mapping[str, float], cluster: ClusterConfig, *, trial_cpus: float = 0.0) -> int:
     """How many trials fit at a time; a cluster that we do not start ourselves has no CPUs on top for their drivers."""
-    rooms = [resources.get("CPU", 0.0) / (cluster.num_workers * cluster.cpus_per_worker + trial_cpus)]
+    fits = [resources.get("CPU", 0.0) / (cluster.num_workers * cluster.cpus_per_worker + trial_cpus)]
     if cluster.use_gpu:
-        rooms.append(resources.get("GPU", 0.0) / cluster.num_workers)
-    return max(1, int(min(rooms)))
+        fits.append(resources.get("GPU", 0.0) / cluster.num_workers)
+    return max(1, int(min(fits)))
 
 
-def trial_of(recipe: SweepConfig) -> Callable[[dict[str, Any]], None]:
+def trainable_of(config: SweepConfig) -> Callable[[dict[str, Any]], None]:
     """What a Tune trial does: it computes nothing itself, but launches workers, waits, checks and reports."""
-    metric = recipe.sweep.metric
-    searching = recipe.sweep.search == "asha"
+    metric = config.sweep.metric
+    searching = config.sweep.search == "asha"
 
-    def trial(config: dict[str, Any]) -> None:
+    def trainable(point: dict[str, Any]) -> None:
         from ray import tune
         from ray.tune.integration.ray_train import TuneReportCallback
 
-        jobs = [Job.from_plain(plain) for plain in config["jobs"]]
+        jobs = [Job.from_plain(plain) for plain in point["jobs"]]
         forget_errors(job.folder for job in jobs)
         callbacks = [TuneReportCallback()] if searching else []
         measure = metric if searching else None
@@ -169,11 +171,11 @@ def trial_of(recipe: SweepConfig) -> Callable[[dict[str, Any]], None]:
         except Exception as error:  # not one of ours: told at the end as well, as nobody sees a trial's traceback
             told = RunError(f"{type(error).__name__}: {first_line(error)}")
             failed = [(job, told) for job in jobs if not is_evaluated(job.folder, job.pipeline)]
-        applied = settle(jobs, failed)
-        values = [outcomes(job.folder.parent, [_cell(job)], metric=metric)[0].value for job in jobs]
+        applied = applied_values(jobs, failed)
+        values = [outcomes(job.folder.parent, [_trial(job)], metric=metric)[0].value for job in jobs]
         tune.report({metric: max(value or 0.0 for value in values), **applied})
 
-    return trial
+    return trainable
 
 
 def _train_with_restarts(jobs: Sequence[Job], **options: Any) -> None:
@@ -193,5 +195,5 @@ def _train_with_restarts(jobs: Sequence[Job], **options: Any) -> None:
             return
 
 
-def _cell(job: Job) -> Cell:
-    return Cell(smoothing=job.pipeline.training.smoothing)
+def _trial(job: Job) -> Trial:
+    return Trial(smoothing=job.pipeline.training.smoothing)

@@ -11,7 +11,7 @@ from sts_pipelines.config.pipeline import GridConfig, SweepConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Trial:
     """One trial: a teacher, and whether it is there only as the control of others."""
 
     smoothing: SmoothingConfig
@@ -26,28 +26,28 @@ class Cell:
 
 
 def short(value: float) -> str:
-    """The shortest text that no other number has, so that no two cells share a name: 0.9, and 1 instead of 1.0."""
+    """The shortest text that no other number has, so that no two trials share a name: 0.9, and 1 instead of 1.0."""
     return repr(float(value)).removesuffix(".0")
 
 
-def cells_of(recipe: SweepConfig) -> list[Cell]:
-    """All cells of a sweep in a fixed order: the same config gives the same cells, so a sweep can be resumed.
+def trials_of(config: SweepConfig) -> list[Trial]:
+    """All trials of a sweep in a fixed order: the same config gives the same trials, so a sweep can be resumed.
 
-    Cells that are the same teacher under two names (TMA at two granularities) are visited once.
+    Trials that are the same teacher under two names (TMA at two granularities) are visited once.
     """
-    base = recipe.pipeline.training.smoothing
-    grid = recipe.sweep
-    points = _points(grid) if grid.search == "grid" else _samples(grid, seed=recipe.pipeline.training.seed)
-    cells: dict[str, Cell] = {}
+    base = config.pipeline.training.smoothing
+    grid = config.sweep
+    points = _points(grid) if grid.search == "grid" else _samples(grid, seed=config.pipeline.training.seed)
+    trials: dict[str, Trial] = {}
     for granularity in grid.granularities:
         for m, p in points:
             smoothing = replace(base, momentum=m, preserve_probability=p, granularity=granularity)
-            cell = Cell(smoothing=smoothing)
-            cells.setdefault(cell.name, cell)
+            trial = Trial(smoothing=smoothing)
+            trials.setdefault(trial.name, trial)
     if grid.with_control:
-        for control in _controls(list(cells.values())):
-            cells.setdefault(control.name, control)
-    return list(cells.values())
+        for control in _controls(list(trials.values())):
+            trials.setdefault(control.name, control)
+    return list(trials.values())
 
 
 def _points(grid: GridConfig) -> list[tuple[float, float]]:
@@ -56,13 +56,13 @@ def _points(grid: GridConfig) -> list[tuple[float, float]]:
     return [(m, p) for m in grid.momenta for p in grid.preserve_probabilities]
 
 
-def _controls(cells: list[Cell]) -> Iterator[Cell]:
-    """TMA(m_eff), m_eff = 1 - (1-p)(1-m), for every cell that has a spatial part."""
-    for cell in cells:
-        if cell.smoothing.preserve_probability > 0:
-            control = cell.smoothing.matched_moving_average()
-            # Rounded, so that cells of equal m_eff share one control in spite of float arithmetic.
-            yield Cell(smoothing=replace(control, momentum=round(control.momentum, 12)), control=True)
+def _controls(trials: list[Trial]) -> Iterator[Trial]:
+    """TMA(m_eff), m_eff = 1 - (1-p)(1-m), for every trial that has a spatial part."""
+    for trial in trials:
+        if trial.smoothing.preserve_probability > 0:
+            control = trial.smoothing.matched_moving_average()
+            # Rounded, so that trials of equal m_eff share one control in spite of float arithmetic.
+            yield Trial(smoothing=replace(control, momentum=round(control.momentum, 12)), control=True)
 
 
 def _samples(grid: GridConfig, *, seed: int) -> list[tuple[float, float]]:

@@ -31,13 +31,13 @@ class Narrator(tune.Callback):  # type: ignore[misc]  # Ray has no types
         print(f"FAILED: {', '.join(failed)}", file=sys.stderr, flush=True)
 
 
-def asha(recipe: SweepConfig) -> ASHAScheduler:
+def asha(config: SweepConfig) -> ASHAScheduler:
     """ASHA by optimizer steps.
 
     `stop_last_trials=False`: by default a trial that skips a rung writes its later score into the lower rung, and
     good trials that come after it are stopped. Steps rather than reports, since a resumed trial reports anew.
     """
-    training = recipe.pipeline.training
+    training = config.pipeline.training
     every = training.checkpoint_every_steps or 1
     return ASHAScheduler(
         time_attr="step",

@@ -189,7 +189,7 @@ def update_neurons_sparse(
     while decided < length:
         words = tl.reshape(_four_words(position, tag, step, seed), [4 * _CALLS_AT_ONCE]).to(tl.int64)
         gap = _gap(words, thresholds)
-        advance = tl.minimum(gap + 1, _NUM_GAPS)  # the longest gap updates nothing: the next draw goes on from there
+        advance = tl.minimum(gap + 1, _NUM_GAPS)  # the longest gap updates nothing: the next draw starts from there
         index = decided + tl.cumsum(advance, 0) - 1
         updated = (gap < _NUM_GAPS) & (index < length)
         offset = _memory_offset(block * BLOCK + index, row, channel)

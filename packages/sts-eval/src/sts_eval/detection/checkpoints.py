@@ -18,7 +18,7 @@ _NAME = re.compile(r"iteration-(\d{8})\.pt")
 
 @dataclass(frozen=True)
 class DetectionCheckpoint:
-    """All that training needs to go on; everything else is a function of the iteration."""
+    """All that training needs to resume; everything else is a function of the iteration."""
 
     iteration: int
     """Optimizer steps done."""

@@ -33,7 +33,7 @@ Metrics = Mapping[str, float]
 
 
 class DetectionTraining:
-    """Trains `detector` in place; `run` goes on from the newest checkpoint in `folder`, if there is one."""
+    """Trains `detector` in place; `run` resumes from the newest checkpoint in `folder`, if there is one."""
 
     def __init__(
         self,

@@ -104,7 +104,7 @@ def detection_transfer(
     `backbone` is a bottleneck ResNet of torchvision or timm, a module that holds one, a saved backbone's path or a timm
     name; it is left as it is. Where torch.distributed is initialised (torchrun, Ray Train) every worker calls this, and
     all get the same result. `folder`, which all workers must see, receives checkpoints, metrics.jsonl and result.json;
-    a call with the same arguments goes on where an interrupted one stopped. `initialisation` names the weights in the
+    a call with the same arguments resumes where an interrupted one stopped. `initialisation` names the weights in the
     result.
     """
     require_backend(config.backend)

@@ -213,7 +213,7 @@ class CachedFeatureStore(FeatureStore):
 
 @contextmanager
 def _our_turn(folder: Path) -> Iterator[None]:
-    """Wait while another process fills this set; afterwards it is complete, or goes on where that process failed."""
+    """Wait while another process fills this set; afterwards it is complete, or resumes where that process failed."""
     with ExitStack() as turn:
         with suppress(OSError):  # a file system without locks
             turn.enter_context(locked(folder.with_name(f".{folder.name}.lock")))

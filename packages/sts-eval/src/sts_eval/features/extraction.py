@@ -91,7 +91,7 @@ def extract_features(
 
     With `cache`, a folder that many backbones and datasets may share, features are written block by block to a
     memory-mapped file under a name derived from the weights, the dataset and the precision: killed and called again,
-    the extraction goes on where it stopped; completed, it is only opened. Under `torch.distributed` each process
+    the extraction resumes where it stopped; completed, it is only opened. Under `torch.distributed` each process
     extracts its share of the blocks (a cache must then be on storage that all of them see) and gets all features.
     """
     config = config or FeatureConfig()

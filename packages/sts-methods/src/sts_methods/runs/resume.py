@@ -1,4 +1,4 @@
-"""Whether a checkpoint belongs to the run that wants to go on from it."""
+"""Whether a checkpoint belongs to the run that wants to resume from it."""
 
 import json
 import warnings
@@ -41,18 +41,18 @@ def check_resumable(
     changed = differences(meta["config"], config, incidental)
     if changed:
         raise StateError(
-            f"a run goes on only under the config it was started with, but {'; '.join(changed)}: "
+            f"a run resumes only under the config it was started with, but {'; '.join(changed)}: "
             f"put the old value{'s' if len(changed) > 1 else ''} back, or choose a new run folder"
         )
     if meta["label_split"] != label_split:
         raise StateError(
-            f"a run goes on only with the labels it was started with, but the label split was {meta['label_split']} "
+            f"a run resumes only with the labels it was started with, but the label split was {meta['label_split']} "
             f"and is now {label_split}: restore the dataset, or choose a new run folder"
         )
     before = meta.get("images")  # checkpoints of earlier versions and data of the user's own have none
     if None not in (before, images) and before != images:
         raise StateError(
-            f"a run goes on only with the images it was started with, but they were {before} and are now "
+            f"a run resumes only with the images it was started with, but they were {before} and are now "
             f"{images}: restore the dataset, or choose a new run folder"
         )
     if meta["world_size"] != world_size:

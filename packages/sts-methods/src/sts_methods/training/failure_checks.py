@@ -96,7 +96,7 @@ class Guard:
             raise CollapseError(
                 f"{message}: start a new run with more smoothing or a lower learning rate, or resume with lower bounds"
             )
-        warnings.warn(f"{message}; training goes on", UserWarning, stacklevel=3)
+        warnings.warn(f"{message}; training continues", UserWarning, stacklevel=3)
 
     def _save_offender(self, reason: str, batches: Sequence[Batch], step: int, values: Mapping[str, float]) -> Path:
         """Write the global batch's indices, rank by rank, to <folder>/offending/<reason>-step-<step>.json on rank 0."""

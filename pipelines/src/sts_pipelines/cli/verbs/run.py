@@ -1,6 +1,6 @@
 """sts run: train a pipeline or a comparison, evaluate student and teacher, and write a report.
 
-Interrupted in any way, the same command goes on from the newest intact checkpoint. Any field of the config can be
+Rerun after any interruption, the same command resumes from the newest intact checkpoint. Any field of the config can be
 overridden by a flag of its name; `sts show NAME --flags` lists them.
 """
 

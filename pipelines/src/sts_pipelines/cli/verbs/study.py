@@ -1,7 +1,7 @@
 """sts study: measure every claim of the paper that fits this machine, and write down what holds.
 
 A study is a fixed list of small trainings, of measurements and of claims. Each finished training is a line of
-results.jsonl in the output folder, so a stopped study goes on where it was; README.md there has the tables, the
+results.jsonl in the output folder, so a stopped study resumes where it was; README.md there has the tables, the
 verdicts and the figures. It runs in this process and its children, without Ray.
 """
 

@@ -1,7 +1,7 @@
 """sts sweep: visit a grid of (m, p, granularity), or search it, on Ray Tune over Ray Train.
 
-The result is a table, a CSV and the p x m heat map with lines of equal m_eff = 1 - (1-p)(1-m). A killed sweep goes on
-when the same command is given again, and finishes only what is missing.
+The result is a table, a CSV and the p x m heat map with lines of equal m_eff = 1 - (1-p)(1-m). Rerun the
+same command to resume a killed sweep: it finishes only what is missing.
 """
 
 import argparse

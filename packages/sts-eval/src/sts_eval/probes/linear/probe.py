@@ -117,7 +117,7 @@ def linear_probe(
     `train` and `test` are `Features`, or datasets that `backbone` turns into features (see `extract_features` for
     `features` and `cache`). With `config.augment`, `train` is a dataset of PIL images or normalised tensors that the
     backbone sees freshly cropped in every epoch (read once more before, for its labels, where it has no `targets`).
-    With `state_file`, a killed SGD run goes on after its last evaluation.
+    With `state_file`, a killed SGD run resumes after its last evaluation.
     """
     config = config or LinearProbeConfig()
     with unchanged(backbone if backbone is not None else nn.Identity()):

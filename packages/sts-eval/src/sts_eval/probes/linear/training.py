@@ -92,7 +92,7 @@ def train_by_sgd(
 
 
 class _StateFile:
-    """Where a killed probe goes on from: one file of rank 0 for one config, the same data and the same backbone."""
+    """Where a killed probe resumes: one file of rank 0 for one config, the same data and the same backbone."""
 
     def __init__(
         self, path: Path | None, config: LinearProbeConfig, source: TrainingFeatures, tested: Features
@@ -139,7 +139,7 @@ class _StateFile:
             return {name: state[name] for name in ("settings", "sample", "heads", "epochs", "accuracies")}
         except Exception as error:  # a damaged file fails in many ways; the remedy is the same
             raise StateError(
-                f"a probe goes on from the state that it wrote, but {path} is damaged or of another kind "
+                f"a probe resumes from the state that it wrote, but {path} is damaged or of another kind "
                 f"({type(error).__name__}): delete it"
             ) from None
 
@@ -148,7 +148,7 @@ class _StateFile:
         return same_shape and torch.allclose(sample, self.sample, rtol=0.0, atol=1e-3 * float(self.sample.abs().max()))
 
     def save(self, heads: ParallelHeads, run: ProbeRun) -> None:
-        """Write all that training needs to go on, on rank 0."""
+        """Write all that training needs to resume, on rank 0."""
         if self.path is None:
             return
         measured = {"epochs": run.epochs, "accuracies": run.accuracies}
