@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from sts_core.fields import (
+    flattened,
     former_names,
     formerly,
     free,
@@ -52,3 +53,7 @@ def test_values_saved_under_former_names_get_the_present_ones() -> None:
     saved = {"oven": {"heat": 200, "place": "left"}, "remarks": "good", "unknown": 1}
     present = {"oven": {"degrees": 200, "place": "left"}, "notes": "good", "unknown": 1}
     assert with_present_names(CAKE, saved) == with_present_names(CAKE, present) == present
+
+
+def test_nested_values_are_flattened_to_dotted_names_and_empty_sections_stay() -> None:
+    assert flattened({"a": {"b": 1, "c": {"d": [2]}}, "e": {}}) == {"a.b": 1, "a.c.d": [2], "e": {}}

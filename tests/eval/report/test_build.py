@@ -19,7 +19,7 @@ from sts_eval.report.html import to_html
 from sts_eval.report.markdown import to_markdown
 from sts_eval.report.runs import read_runs
 from sts_eval.report.sections.figures import thinned
-from sts_eval.runs.config import flattened
+from sts_eval.runs.config import settings_text
 
 MakeRun = Callable[..., Path]
 
@@ -282,7 +282,7 @@ def test_config_differences_name_only_what_differs(family: Path) -> None:
         "smoothing.preserve_probability",
         "smoothing.granularity",
     ]
-    assert flattened({"a": {"b": 1, "c": {}}, "d": "x"}) == {"a.b": "1", "a.c": "{}", "d": "x"}
+    assert settings_text({"a": {"b": 1, "c": {}}, "d": "x"}) == {"a.b": "1", "a.c": "{}", "d": "x"}
 
 
 def test_both_files_are_written_and_the_page_needs_nothing_but_itself(family: Path, tmp_path: Path) -> None:

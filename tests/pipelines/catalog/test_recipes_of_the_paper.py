@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from sts_core.fields import flattened
 from sts_methods import CropView, StrongView, WeakView
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.config.pipeline import PipelineConfig, base_of
-from sts_pipelines.config.plain import leaves, to_dict
+from sts_pipelines.config.plain import to_dict
 
 Values = dict[str, Any]
 
@@ -203,7 +204,7 @@ TABLE: dict[str, Values] = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_recipe_has_the_numbers_of_its_source(name: str) -> None:
-    found = dict(leaves(to_dict(CATALOG[name].build())))
+    found = flattened(to_dict(CATALOG[name].build()))
     assert {key: found.get(key, "missing") for key in TABLE[name]} == TABLE[name]
 
 

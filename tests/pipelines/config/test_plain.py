@@ -9,9 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sts_core.errors import ConfigError
+from sts_core.fields import flattened
 from sts_pipelines.config.flags import apply_flags, describe_flags, field_docs
 from sts_pipelines.config.pipeline import ComparisonConfig
-from sts_pipelines.config.plain import digest, from_dict, leaves, paths, to_dict
+from sts_pipelines.config.plain import digest, from_dict, paths, to_dict
 from sts_pipelines.config.yaml_text import read_yaml, write_yaml
 from sts_pipelines.errors import SchemaError, UsageError
 
@@ -223,7 +224,7 @@ def test_paths_and_leaves_name_everything_that_can_be_set() -> None:
         "name", "plant.height", "water", "days", "limit", "rows",
         "soil.ph", "soil.kind", "soil.depth", "soil.weight", "soil.shares", "soil.extras", "beds",
     }  # fmt: skip
-    assert dict(leaves(plain))["beds.a.ph"] == 5.0
+    assert flattened(plain)["beds.a.ph"] == 5.0
 
 
 def test_a_digest_sees_values_and_not_their_order_nor_what_is_ignored() -> None:

@@ -78,6 +78,15 @@ def with_present_names(config: Any, values: Mapping[str, Any]) -> dict[str, Any]
     return present
 
 
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted name: {"smoothing": {"momentum": 0.9}} is {"smoothing.momentum": 0.9}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        section = isinstance(value, Mapping) and value
+        flat |= flattened(value, f"{prefix}{name}.") if section else {f"{prefix}{name}": value}
+    return flat
+
+
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return outcome_relevant(value)

@@ -10,7 +10,8 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sts_pipelines.config.plain import BareFlag, FlagText, leaves, old_names, paths, section_at, section_type
+from sts_core.fields import flattened
+from sts_pipelines.config.plain import BareFlag, FlagText, old_names, paths, section_at, section_type
 from sts_pipelines.errors import UsageError
 
 Flag = tuple[list[str], FlagText]
@@ -80,7 +81,7 @@ def read_flags(tokens: Sequence[str]) -> Iterator[Flag]:
 
 def describe_flags(cls: type, plain: Mapping[str, Any]) -> str:
     """One entry for each flag that `plain` can be overridden with: its name, present value and meaning."""
-    values = dict(leaves(plain))
+    values = flattened(plain)
     lines: list[str] = []
     for path in paths(cls, plain):
         names = path.split(".")

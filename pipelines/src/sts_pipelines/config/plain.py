@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from sts_core.errors import ConfigError
-from sts_core.fields import first_name, former_names, is_incidental
+from sts_core.fields import first_name, flattened, former_names, is_incidental
 from sts_methods import METHODS
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import SchemaError, UsageError
@@ -79,20 +79,11 @@ def outcome_relevant(config: Any) -> dict[str, Any]:
 
 def digest(plain: Mapping[str, Any], *, ignore: Iterable[str] = ()) -> str:
     """Eight hex digits of plain values, without the dotted names in `ignore`: equal ones have equal digests."""
-    kept = {path: value for path, value in leaves(plain) if path not in set(ignore)}
+    kept = {path: value for path, value in flattened(plain).items() if path not in set(ignore)}
     if "method.kind" in kept:  # run folders are named after its spelling without underscores
         kept["method.kind"] = str(kept["method.kind"]).replace("_", "")
     canonical = json.dumps(kept, sort_keys=True, allow_nan=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
-
-
-def leaves(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted name and value of everything in a plain config that is not itself a section."""
-    for key, value in plain.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def field_types(cls: type) -> dict[str, Any]:

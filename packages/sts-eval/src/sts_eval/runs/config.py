@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from sts_core.errors import StateError
+from sts_core.fields import flattened
 from sts_eval.results import RunResults, newest
 
 CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
@@ -57,7 +58,7 @@ def training_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def recipe_of(config: Mapping[str, Any]) -> dict[str, str]:
     """All settings of a training but those of `NOT_RECIPE`, by dotted name: runs that share them are seeds or twins."""
-    flat = flattened(training_section(config))
+    flat = settings_text(training_section(config))
     prefixes = tuple(f"{name}." for name in NOT_RECIPE)
     return {name: value for name, value in flat.items() if name not in NOT_RECIPE and not name.startswith(prefixes)}
 
@@ -77,16 +78,10 @@ def entries_of(results: RunResults, config: Mapping[str, Any]) -> list[dict[str,
     return [dict(entry) for entry in newest(entries)]
 
 
-def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def settings_text(config: Mapping[str, Any]) -> dict[str, str]:
     """{"smoothing.momentum": "0.99", ...}: names as on the command line, values as in YAML or JSON."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            flat |= flattened(value, f"{name}.")
-        else:
-            flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return flat
+    flat = flattened(config)
+    return {name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in flat.items()}
 
 
 def read_metrics(file: Path) -> list[Mapping[str, Any]]:

@@ -2,11 +2,12 @@
 
 import json
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from sts_core.errors import StateError
+from sts_core.fields import flattened
 
 
 def config_to_json(config: Any) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def config_to_json(config: Any) -> dict[str, Any]:
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any], incidental: Collection[str]) -> list[str]:
     """`name was X and is now Y` for each setting that differs and is not `incidental`."""
-    before, now = dict(_flatten(saved)), dict(_flatten(current))
+    before, now = flattened(saved), flattened(current)
     names = [*now, *(name for name in before if name not in now)]
     return [
         f"{name} was {before.get(name)!r} and is now {now.get(name)!r}"
@@ -62,11 +63,3 @@ def check_resumable(
             UserWarning,
             stacklevel=3,
         )
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

@@ -23,7 +23,7 @@ from sts_eval.report.blocks import (
 from sts_eval.report.headline import headline, label_of, networks_of, variant_of
 from sts_eval.report.runs import GRANULARITY_SHORT, Run, smoothing_kind, smoothing_label
 from sts_eval.report.settings import control_key, control_of, key_of, settings_of
-from sts_eval.runs.config import flattened
+from sts_eval.runs.config import settings_text
 
 MAX_ALONE = 6
 """Runs without a control that are listed."""
@@ -180,7 +180,7 @@ def _speed(run: Run) -> float | None:
 def config_section(runs: Sequence[Run]) -> Section | None:
     """Settings in which the runs differ, by their dotted names."""
     configured = [run for run in runs if run.config]
-    configs = [flattened(run.config) for run in configured]
+    configs = [settings_text(run.config) for run in configured]
     names = list(dict.fromkeys(name for config in configs for name in config if name != "name"))
     different = [name for name in names if len({config.get(name) for config in configs}) > 1]
     if len(configured) < 2 or not different:
