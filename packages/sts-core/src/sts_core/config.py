@@ -26,9 +26,7 @@ def check_probability(name: str, value: object) -> float:
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(
-            f"{name} must be one of {', '.join(choices)}, got {value!r}", fields=(name,)
-        )
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}", fields=(name,))
 
 
 @dataclass(frozen=True, kw_only=True)
