@@ -31,7 +31,7 @@ class EvaluatedRun:
         self.folder, self.results, self.pipeline, self.device = folder, results or folder, pipeline, device
         self.teacher = teacher
         self.config = pipeline.evaluation
-        # Of ImageNet 10 GB per network: in a file that all ranks map, and that a killed evaluation goes on with. With
+        # Of ImageNet 10 GB per network: in a file that all ranks map, and that a killed evaluation reuses. With
         # a URI for storage the ranks may share no folder, and each holds all features in memory.
         self.cache = None if is_uri(pipeline.cluster.storage_path) else self.results / FEATURES
         self.probes: dict[str, LinearProbeResult] = {}

@@ -19,7 +19,7 @@ def measure(run: EvaluatedRun, networks: Sequence[str]) -> Entries:
 
 
 def probe_of(run: EvaluatedRun, network: str) -> LinearProbeResult:
-    """The linear classifier; trained by SGD it is kept in the run folder, and goes on from there."""
+    """The linear classifier; trained by SGD it is kept in the run folder, and resumes from there."""
     if network not in run.probes:
         config = run.config.linear
         state = run.results / f".linear-{network}-{settings_of(RECORD.name, run.pipeline)}.pt"
