@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sts_core.config import SmoothingConfig, check_probability
 from sts_core.errors import ConfigError, PairingError, StateError
-from sts_core.kernels.choice import bind
+from sts_core.kernels import choice
 from sts_core.kernels.interface import Backend, Kernel, Pair, Rule
 from sts_core.pairing import NamedPair, Watch, addresses, make_teacher, pair
 
@@ -44,14 +44,13 @@ class _Binding:
             for teacher in teachers:
                 _check_bindable(name, student, teacher)
         data = [Pair(p.name, p.student.detach(), tuple(t.detach() for t in p.teachers)) for p in self._pairs]
-        self._kernels: list[Kernel] = bind(data, self._backend)
+        self._kernels: list[Kernel] = choice.bind(data, self._backend)
 
     def update(self, rules: list[Rule]) -> list[Applied]:
         """Move every teacher by its rule, and say what was applied."""
         if addresses(self._tensors) != self._addresses:
             self._bind()
-        for kernel in self._kernels:
-            kernel.update(rules)
+        choice.update(self._kernels, rules)
         # Kernels write through raw pointers: tell autograd, which guards tensors saved for a backward pass.
         torch.autograd.graph.increment_version(self._written)
         return [Applied(rule.momentum, rule.preserve_probability, rule.step + 1) for rule in rules]

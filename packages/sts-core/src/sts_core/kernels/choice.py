@@ -1,14 +1,12 @@
-"""The choice of a kernel for each tensor: the fastest that can take it, the reference for the rest."""
+"""The choice of a kernel for each tensor and rule: the fastest that can take it, the reference for the rest."""
 
 import os
 from collections.abc import Sequence
 from typing import get_args
 
 from sts_core.errors import ConfigError
-from sts_core.kernels.interface import Backend, Kernel, Pair
-from sts_core.kernels.reference import (
-    ReferenceKernel,
-)
+from sts_core.kernels.interface import Backend, Kernel, Pair, Rule
+from sts_core.kernels.reference import ReferenceKernel
 
 
 def bind(pairs: Sequence[Pair], backend: Backend = "auto") -> list[Kernel]:
@@ -27,6 +25,25 @@ def bind(pairs: Sequence[Pair], backend: Backend = "auto") -> list[Kernel]:
     if rest:
         kernels.append(ReferenceKernel(rest))
     return kernels
+
+
+def update(kernels: Sequence[Kernel], rules: Sequence[Rule]) -> None:
+    """Move each teacher by its rule; where a kernel does not support one, the reference takes its place."""
+    for kernel in kernels:
+        supported = [kernel.supports(rule) for rule in rules]
+        if all(supported):
+            kernel.update(rules)
+            continue
+        split = [
+            (rule, _idle(rule)) if own else (_idle(rule), rule) for rule, own in zip(rules, supported, strict=True)
+        ]
+        kernel.update([mine for mine, _ in split])
+        ReferenceKernel(kernel.pairs).update([others for _, others in split])
+
+
+def _idle(rule: Rule) -> Rule:
+    """A rule that every kernel supports and that moves nothing."""
+    return Rule(rule.momentum, 1.0, rule.granularity, rule.step, rule.seed)
 
 
 def _chosen(backend: Backend) -> Backend:

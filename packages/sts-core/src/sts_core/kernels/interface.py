@@ -1,4 +1,4 @@
-"""What an update kernel is: the rule it applies, the tensors it is bound to, and its one method."""
+"""What an update kernel is: the rules it applies, and the tensors it is bound to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,10 @@ Backend = Literal["auto", "reference", "native", "triton"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One teacher's update: the numbers of the equation and the key of the draws."""
+    """One teacher's update: the numbers of the equation and the key of the draws.
+
+    Another rule is a subclass, and starts as one function registered with `reference.update_teacher`.
+    """
 
     momentum: float
     preserve_probability: float
@@ -31,9 +34,15 @@ class Pair(NamedTuple):
 
 
 class Kernel(Protocol):
-    """Updates a fixed list of pairs; `rules` has one entry per teacher."""
+    """Updates a fixed list of pairs."""
 
-    def update(self, rules: Sequence[Rule]) -> None: ...
+    pairs: list[Pair]
+
+    def supports(self, rule: Rule) -> bool:
+        """Whether the kernel can apply the rule; the reference applies all."""
+
+    def update(self, rules: Sequence[Rule]) -> None:
+        """Move each teacher by its entry of `rules`, of which the kernel supports every one."""
 
 
 def unit_name(granularity: Granularity, tensor: str) -> str:

@@ -188,15 +188,15 @@ class NativeKernel:
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self._update = library().sts_update
-        self._pairs = list(pairs)  # keeps the memory that the table points to
+        self.pairs = list(pairs)  # keeps the memory that the table points to
         self._num_teachers = len(pairs[0].teachers)
         self._tables: dict[tuple[int, ...], tuple[Any, Any, int]] = {}
 
     def _table(self, active: tuple[int, ...]) -> tuple[Any, Any, int]:
         """The tensors as the kernel reads them, with the teachers that move in this update."""
         if active not in self._tables:
-            rows = [_describe(pair, active) for pair in self._pairs]
-            tiles = [-(-pair.student.numel() // masks.BLOCK) for pair in self._pairs]
+            rows = [_describe(pair, active) for pair in self.pairs]
+            tiles = [-(-pair.student.numel() // masks.BLOCK) for pair in self.pairs]
             first = [0, *accumulate(tiles[:-1])]
             self._tables[active] = (
                 (_Tensor * len(rows))(*rows),
@@ -204,6 +204,9 @@ class NativeKernel:
                 sum(tiles),
             )
         return self._tables[active]
+
+    def supports(self, rule: Rule) -> bool:
+        return type(rule) is Rule
 
     def update(self, rules: Sequence[Rule]) -> None:
         active = tuple(k for k, rule in enumerate(rules) if rule.preserve_probability < 1.0)

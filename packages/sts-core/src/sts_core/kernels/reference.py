@@ -1,7 +1,7 @@
 """The update rule in plain PyTorch: the specification that the fast kernels are tested against."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, singledispatch
 
 import torch
 from torch import Tensor
@@ -22,47 +22,59 @@ def lerp_(teacher: Tensor, student: Tensor, momentum: float) -> None:
 
 
 class ReferenceKernel:
-    """The update rule in plain PyTorch operations, on any device and for any strides."""
+    """Every update rule in plain PyTorch operations, on any device and for any strides."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = list(pairs)
 
+    def supports(self, rule: Rule) -> bool:
+        return True
+
     @torch.no_grad()
     def update(self, rules: Sequence[Rule]) -> None:
         for index, rule in enumerate(rules):
-            self._update_teacher([(pair.name, pair.student, pair.teachers[index]) for pair in self.pairs], rule)
+            update_teacher(rule, [(pair.name, pair.student, pair.teachers[index]) for pair in self.pairs])
 
-    def _update_teacher(self, tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> None:
-        if rule.preserve_probability == 1.0:
-            return
-        if rule.preserve_probability == 0.0 or rule.granularity in ("layer", "module"):
-            self._update_selected(self._selected(tensors, rule), rule.momentum)
-        elif rule.granularity == "channel":
-            _update_channels(tensors, rule)
+
+@singledispatch
+def update_teacher(rule: Rule, tensors: list[tuple[str, Tensor, Tensor]]) -> None:
+    """Move a teacher by its rule, given as (name, student's tensor, teacher's tensor).
+
+        @update_teacher.register
+        def _(rule: MyRule, tensors: list[tuple[str, Tensor, Tensor]]) -> None: ...
+
+    is all that a subclass of Rule needs; until faster kernels support it, it is applied here.
+    """
+    if rule.preserve_probability == 1.0:
+        return
+    if rule.preserve_probability == 0.0 or rule.granularity in ("layer", "module"):
+        _update_selected(_selected(tensors, rule), rule.momentum)
+    elif rule.granularity == "channel":
+        _update_channels(tensors, rule)
+    else:
+        _update_neurons(tensors, rule)
+
+
+def _selected(tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> list[tuple[str, Tensor, Tensor]]:
+    """The tensors whose unit is drawn for an update."""
+    if rule.preserve_probability == 0.0:
+        return tensors
+    updated = drawn_units([name for name, _, _ in tensors], rule)
+    return [tensor for tensor, take in zip(tensors, updated, strict=True) if take]
+
+
+def _update_selected(tensors: list[tuple[str, Tensor, Tensor]], momentum: float) -> None:
+    """Multi-tensor forms where dtypes and devices allow them, one tensor after the other elsewhere."""
+    alike = [t for t in tensors if t[1].dtype == t[2].dtype and t[1].device == t[2].device]
+    if alike:
+        students, teachers = [s for _, s, _ in alike], [t for _, _, t in alike]
+        if momentum == 0.0:
+            torch._foreach_copy_(teachers, students)
         else:
-            _update_neurons(tensors, rule)
-
-    @staticmethod
-    def _selected(tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> list[tuple[str, Tensor, Tensor]]:
-        """The tensors whose unit is drawn for an update."""
-        if rule.preserve_probability == 0.0:
-            return tensors
-        updated = drawn_units([name for name, _, _ in tensors], rule)
-        return [tensor for tensor, take in zip(tensors, updated, strict=True) if take]
-
-    @staticmethod
-    def _update_selected(tensors: list[tuple[str, Tensor, Tensor]], momentum: float) -> None:
-        """Multi-tensor forms where dtypes and devices allow them, one tensor after the other elsewhere."""
-        alike = [t for t in tensors if t[1].dtype == t[2].dtype and t[1].device == t[2].device]
-        if alike:
-            students, teachers = [s for _, s, _ in alike], [t for _, _, t in alike]
-            if momentum == 0.0:
-                torch._foreach_copy_(teachers, students)
-            else:
-                torch._foreach_lerp_(teachers, students, 1.0 - momentum)
-        for _, student, teacher in tensors:
-            if student.dtype != teacher.dtype or student.device != teacher.device:
-                lerp_(teacher, student.to(teacher.device), momentum)
+            torch._foreach_lerp_(teachers, students, 1.0 - momentum)
+    for _, student, teacher in tensors:
+        if student.dtype != teacher.dtype or student.device != teacher.device:
+            lerp_(teacher, student.to(teacher.device), momentum)
 
 
 def drawn_units(names: Sequence[str], rule: Rule) -> list[bool]:

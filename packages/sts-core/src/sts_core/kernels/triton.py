@@ -100,11 +100,11 @@ class TritonKernel:
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self._code: Any = importlib.import_module("sts_core.kernels.triton_device")
-        self._pairs = [pair for pair in pairs if pair.student.numel()]  # also keeps what the tables point to
+        self.pairs = [pair for pair in pairs if pair.student.numel()]  # also keeps what the tables point to
         self._device, dtype = pairs[0].student.device, pairs[0].student.dtype
         self._student_type = getattr(self._code.tl, str(dtype).removeprefix("torch."))
-        self._aligned = all(t.data_ptr() % 16 == 0 for pair in self._pairs for t in (pair.student, *pair.teachers))
-        students, teachers = [p.student for p in self._pairs], [p.teachers for p in self._pairs]
+        self._aligned = all(t.data_ptr() % 16 == 0 for pair in self.pairs for t in (pair.student, *pair.teachers))
+        students, teachers = [p.student for p in self.pairs], [p.teachers for p in self.pairs]
         self._students = self._table([s.data_ptr() for s in students])
         self._teachers = [self._table([t.data_ptr() for t in column]) for column in zip(*teachers, strict=True)]
         self._num_weights = [s.numel() for s in students]
@@ -113,8 +113,11 @@ class TritonKernel:
         self._made: dict[tuple[str, object], Any] = {}
         self._gaps: tuple[float, Tensor] | None = None
 
+    def supports(self, rule: Rule) -> bool:
+        return type(rule) is Rule
+
     def update(self, rules: Sequence[Rule]) -> None:
-        if not self._pairs:
+        if not self.pairs:
             return
         with torch.cuda.device(self._students.get_device()):
             for teacher, rule in zip(self._teachers, rules, strict=True):
@@ -172,7 +175,7 @@ class TritonKernel:
         """The stream tag of each tensor, as two's complement."""
 
         def make() -> Tensor:
-            names = [unit_name("module", p.name) if stream == "module" else p.name for p in self._pairs]
+            names = [unit_name("module", p.name) if stream == "module" else p.name for p in self.pairs]
             return self._table([_signed(masks.stream_tag(stream, name)) for name in names])
 
         return self._once(("tags", stream), make)  # type: ignore[no-any-return]
@@ -181,7 +184,7 @@ class TritonKernel:
         """What maps a row-major index to memory: the weights of a row and the extent of dim 1 where it is innermost."""
 
         def make() -> dict[str, Tensor]:
-            channels = [_channels_innermost(pair.student) or 1 for pair in self._pairs]
+            channels = [_channels_innermost(pair.student) or 1 for pair in self.pairs]
             return {"rows": self._table(self._row_sizes, torch.int32), "channels": self._table(channels, torch.int32)}
 
         return self._once(("layout", None), make)  # type: ignore[no-any-return]
@@ -189,7 +192,7 @@ class TritonKernel:
     def _units(self, granularity: Granularity) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Flags of all units, where those of a tensor begin, the weights of a unit; number and tiles of units."""
         by_row = granularity == "channel"
-        counts = self._num_rows if by_row else [1] * len(self._pairs)
+        counts = self._num_rows if by_row else [1] * len(self.pairs)
         first = [0, *accumulate(counts)]
         units = {
             "flags": torch.empty(first[-1], dtype=torch.uint8, device=self._device),
