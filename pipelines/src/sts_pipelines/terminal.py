@@ -56,8 +56,20 @@ def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def text_table(rows: Sequence[Mapping[str, str]], headings: Mapping[str, str]) -> str:
-    """A line of headings and a line per row, with as many columns as there are headings."""
+def text_table(rows: Sequence[Mapping[str, str]], headings: Mapping[str, str], *, width: int | None = None) -> str:
+    """A line of headings and a line per row, with as many columns as there are headings.
+
+    Where the lines would be longer than `width`, the widest column is cut short.
+    """
     lines = [headings, *rows]
     widths = {column: max(len(line[column]) for line in lines) for column in headings}
-    return "\n".join("  ".join(line[column].ljust(widths[column]) for column in headings).rstrip() for line in lines)
+    if width is not None:
+        widest = max(widths, key=lambda column: widths[column])
+        excess = sum(widths.values()) + 2 * (len(widths) - 1) - width
+        widths[widest] = max(widths[widest] - max(excess, 0), 8)
+    cells = [[_cut(line[column], widths[column]).ljust(widths[column]) for column in headings] for line in lines]
+    return "\n".join("  ".join(row).rstrip() for row in cells)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 2]}.."

@@ -10,7 +10,7 @@ import torch
 
 from sts_core.errors import ConfigError
 from sts_methods import Batch, DataConfig, TrainingData, build_training_data, evaluation_data
-from sts_methods.data.datasets import open_source
+from sts_methods.data.datasets import dataset_record, open_source
 
 RECIPES = ("byol", "moco", "fixmatch", "mean_teacher", "dino")
 
@@ -146,6 +146,13 @@ def save_arrays(path: Path, **changes: np.ndarray) -> DataConfig:
     arrays |= {f"y_{s}": np.arange(40) % 4 for s in ("train", "test")}
     np.savez(path, **(arrays | changes))
     return DataConfig(dataset="arrays", root=str(path), image_size=16, views="moco")
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_arrays(tmp_path / "a.npz")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert dataset_record("arrays").in_place("~/a.npz", "train")
+    assert len(open_source("arrays", "~/a.npz", "train", image_size=16)) == 40
 
 
 def test_arrays_of_any_size_and_of_gray_images_are_accepted(tmp_path: Path) -> None:

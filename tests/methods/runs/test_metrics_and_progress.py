@@ -1,5 +1,7 @@
 """What a run tells: means over steps, lines of JSON, a line on the terminal."""
 
+import os
+import termios
 from pathlib import Path
 
 import torch
@@ -36,6 +38,9 @@ class _Terminal:
     def __init__(self, interactive: bool) -> None:
         self.text, self.interactive = "", interactive
 
+    def fileno(self) -> int:
+        raise OSError("no file")
+
     def isatty(self) -> bool:
         return self.interactive
 
@@ -58,3 +63,14 @@ def test_a_terminal_gets_one_line_and_a_file_gets_plain_ones() -> None:
     assert terminal.text.count("\n") == 1
     # The second came too soon after the first to be worth a line.
     assert file.text == "step 1/3 (33%)  loss 1\nstep 3/3 (100%)  loss 1\n"
+
+
+def test_the_line_fits_into_a_narrow_terminal() -> None:
+    ours, terminals = os.openpty()
+    termios.tcsetwinsize(terminals, (24, 60))
+    metrics = {"step": 120, "images_per_second": 1830.4, "loss": 2.31, "feature_std": 0.0412, "effective_rank": 12.31}
+    with open(terminals, "w") as stream:
+        ProgressDisplay(total_steps=500, images_per_step=128, stream=stream).show(metrics)
+        line = os.read(ours, 1000).decode().strip()
+    os.close(ours)
+    assert line == "step 120/500 (24%)  1,830 images/s  0:27 left  loss 2.31"

@@ -45,6 +45,32 @@ def test_the_list_can_be_filtered_and_read_by_programs(capsys: pytest.CaptureFix
     assert names == ["fixmatch-cifar10-40-tma", "fixmatch-cifar10-40-sts", "fixmatch-cifar10-40-p-by-m"]
 
 
+def test_the_list_takes_a_part_of_a_name_and_the_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    listed: dict[str, list[dict[str, str]]] = {}
+    for flag in ("--gpu", "--cpu"):
+        assert main(["list", "byol", flag, "--json"]) == 0
+        listed[flag] = json.loads(capsys.readouterr().out)
+    assert all("byol" in entry["name"] for entries in listed.values() for entry in entries)
+    assert {entry["hardware"] for entry in listed["--cpu"]} == {"2 CPU cores"}
+    assert all("GPU" in entry["hardware"] for entry in listed["--gpu"])
+
+
+def test_the_list_fits_into_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) == 80
+    assert any(".." in line for line in lines)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    from sts_pipelines import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sts {__version__}\n"
+
+
 def test_show_prints_a_config_that_show_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "byol-digits-sts", "--smoothing.momentum", "0.5", "--name=mine"]) == 0
     first = capsys.readouterr().out
@@ -137,6 +163,41 @@ def test_a_broken_yaml_file_is_named_in_one_line(tmp_path: Path, capsys: pytest.
     error = capsys.readouterr().err
     assert "mine.yaml is not valid YAML" in error
     assert error.count("\n") == 1
+
+
+def test_a_wrong_value_of_a_file_is_told_with_the_file_and_one_of_a_flag_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine\nseed: 1:30\nmethod: {kind: byol}\n")
+    assert main(["show", str(tmp_path / "mine.yaml"), "--steps", "1_0"]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'mine.yaml'}: seed must be a whole number, got '1:30'" in error
+    assert "problems: steps must be a whole number, got '1_0'" in error
+
+
+@pytest.mark.parametrize(("name", "kind"), [("byol-digits-p-by-m", "sweep"), ("quickstart", "comparison")])
+def test_a_file_is_of_the_kind_that_its_sections_tell(
+    name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", name]) == 0
+    text = capsys.readouterr().out
+    assert f"kind: {kind}\n" in text
+    (tmp_path / "mine.yaml").write_text(text.replace(f"kind: {kind}\n", ""))
+    assert main(["show", str(tmp_path / "mine.yaml")]) == 0
+    assert f"kind: {kind}\n" in capsys.readouterr().out
+
+
+def test_an_export_says_what_it_wrote_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sts_methods import ExportReport
+
+    (tmp_path / "teacher.safetensors").touch()
+    report = ExportReport(path=tmp_path / "x.pth", to="torchvision", num_tensors=318, max_difference=2e-7)
+    monkeypatch.setattr("sts_methods.export", lambda *arguments, **options: report)
+    assert main(["export", str(tmp_path), "--to", "torchvision", "--output", str(report.path)]) == 0
+    expected = f"{report.path}: 318 tensors for torchvision; features differ from ours by at most 2e-07\n"
+    assert capsys.readouterr().out == expected
 
 
 def test_a_place_that_cannot_be_written_to_is_named_in_one_line(

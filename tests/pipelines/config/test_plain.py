@@ -245,7 +245,8 @@ def test_any_value_survives_yaml(number: float, text: str, truth: bool, maybe: i
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("a: 1e-4", 1e-4), ("a: 5E3", 5e3), ("a: on", "on"), ("a: no", "no"), ("a: 1.", 1.0), ("a: true", True),
-     ("a: 2024-01-01", "2024-01-01"), ("a: 12", 12), ("a: .inf", float("inf"))],
+     ("a: 2024-01-01", "2024-01-01"), ("a: 12", 12), ("a: .inf", float("inf")),
+     ("a: 1:30", "1:30"), ("a: 1_0", "1_0"), ("a: 010", "010"), ("a: -3", -3), ("a: 0", 0), ("a: 1:30.5", "1:30.5")],
 )  # fmt: skip
 def test_yaml_is_read_without_surprises(text: str, expected: object) -> None:
     value = read_yaml(text)["a"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sts_core.errors import ConfigError
 from sts_pipelines.cli.main import main
 from sts_pipelines.cli.resolve import resolve
 from sts_pipelines.cli.verbs.run import run_pipeline
@@ -114,3 +115,10 @@ def test_a_method_is_written_by_its_name_and_read_from_both_spellings_under_one_
     assert old == new
     assert to_dict(new)["method"]["kind"] == "mean_teacher"
     assert new.run_name == old.run_name
+
+
+@pytest.mark.parametrize("name", ["..", "", ".", "a/b", ".hidden"])
+def test_a_variant_whose_name_is_no_folder_inside_the_comparison_is_refused(name: str, tiny: Tiny) -> None:
+    base = tiny("byol-digits-sts")
+    with pytest.raises(ConfigError, match="a variant's folder has its name"):
+        ComparisonConfig(pipeline=base, variants={name: base.training.smoothing})

@@ -1,11 +1,17 @@
 """Files that are whole or not there, and locks that end with the process that holds them."""
 
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a user's name may be that of a file: letters, digits, '-', '_' and, not at its start, '.'."""
+    return re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name) is not None
 
 
 @contextmanager

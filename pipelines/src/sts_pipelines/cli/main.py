@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
+from sts_pipelines import __version__
 from sts_pipelines.cli.interrupts import end_promptly
 from sts_pipelines.cli.verbs import VERBS
 
@@ -29,6 +30,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         epilog="examples:\n  sts list\n  sts run quickstart\n  sts check byol-imagenet-200ep-sts",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"sts {__version__}")
     choices = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     by_name: dict[str, argparse.ArgumentParser] = {}
     for name, verb in VERBS.items():

@@ -23,8 +23,15 @@ def resolve(target: str, overrides: Sequence[str] = ()) -> AnyPipeline:
     try:
         config: AnyPipeline = from_dict(cls, set_flags(cls, plain, flags))
     except SchemaError:
-        raise SchemaError(_problems(cls, plain, flags)) from None
+        raise SchemaError(
+            _with_place(target, _problems(cls, plain, flags), of_file=_problems(cls, plain, []))
+        ) from None
     return config
+
+
+def _with_place(target: str, problems: Sequence[str], *, of_file: Sequence[str]) -> list[str]:
+    """Problems that a file has without any flag, under its name."""
+    return [f"{target}: {problem}" if problem in of_file else problem for problem in problems]
 
 
 def _problems(cls: type, plain: Mapping[str, Any], flags: Sequence[Flag]) -> list[str]:
@@ -65,7 +72,14 @@ def _load_file(path: Path) -> tuple[type, dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read as text: {error}") from error
     plain = read_yaml(text, source=str(path))
-    kind = plain.pop("kind", "pipeline")
+    kind = plain.pop("kind", _kind_by_sections(plain))
     if kind not in KINDS:
         raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r} in {path}: correct it")
     return KINDS[kind], plain
+
+
+def _kind_by_sections(plain: Mapping[str, Any]) -> str:
+    """The kind of a file that does not say it: that of the one section which a pipeline has not."""
+    return next(
+        (kind for kind, section in (("comparison", "variants"), ("sweep", "sweep")) if section in plain), "pipeline"
+    )

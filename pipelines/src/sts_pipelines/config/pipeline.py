@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from sts_core import SmoothingConfig
 from sts_core.errors import ConfigError
+from sts_core.files import is_file_name
 from sts_eval import Evaluation, FeatureConfig, LinearProbeConfig, NeighboursConfig, registered_evaluations
 from sts_eval.detection import DetectionConfig
 from sts_methods.training.config import TrainingConfig
@@ -197,6 +198,13 @@ class ComparisonConfig:
             "a variant must not be called report, as that folder is the report's",
             "variants",
         )
+        for name in self.variants:
+            _require(
+                is_file_name(name),
+                f"a variant's folder has its name, which may have letters, digits, '-', '_' and, not at its start, "
+                f"'.', got {name!r}",
+                "variants",
+            )
 
     @property
     def pipelines(self) -> dict[str, PipelineConfig]:

@@ -363,13 +363,13 @@ def _read_text(annotation: Any, text: FlagText, path: str, problems: list[str]) 
         return _INVALID
     if annotation is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if annotation in (int, float):
+    if annotation not in (bool, int, float):
+        return str(text)
+    if annotation is not bool and "_" not in text:
         try:
             return annotation(text)
         except ValueError:
             pass
-    elif annotation is not bool:
-        return str(text)
     problems.append(f"{path} must be {_NAMES[annotation]}, got {str(text)!r}: correct the value")
     return _INVALID
 

@@ -1,7 +1,8 @@
 """YAML for exchange: read by a loader that builds nothing but plain values, written in the order of the fields.
 
-Three habits of YAML 1.1 are switched off because they change configs silently: `1e-4` is a number here and not text,
-`on`, `off`, `yes` and `no` are text and not booleans, and a key given twice is an error. Anchors and aliases are
+Four habits of YAML 1.1 are switched off because they change configs silently: `1e-4` is a number here and not text,
+`1:30`, `1_0` and `010` are text and not 90, 10 and 8, `on`, `off`, `yes` and `no` are text and not booleans, and a key
+given twice is an error. Anchors and aliases are
 refused, so a small file cannot unfold into a large one.
 """
 
@@ -14,6 +15,8 @@ import yaml
 from sts_pipelines.errors import UsageError
 
 _FLOAT = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$")
+
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)$")
 
 
 class _Loader(yaml.SafeLoader):
@@ -33,13 +36,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    dropped = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
+    dropped = [f"tag:yaml.org,2002:{kind}" for kind in ("float", "int", "bool", "timestamp")]
     kept = {
         first: [(tag, pattern) for tag, pattern in options if tag not in dropped]
         for first, options in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     for first in "-+.0123456789":
-        kept.setdefault(first, []).insert(0, ("tag:yaml.org,2002:float", _FLOAT))
+        kept.setdefault(first, []).extend([("tag:yaml.org,2002:float", _FLOAT), ("tag:yaml.org,2002:int", _INT)])
     for first in "tTfF":
         kept.setdefault(first, []).append(("tag:yaml.org,2002:bool", re.compile(r"(?:true|True|false|False)$")))
     return kept

@@ -202,7 +202,7 @@ def _check_numbers(config: DetectionConfig) -> None:
 def _check_schedule(config: DetectionConfig) -> None:
     if config.batch_size % config.group_size:
         raise ConfigError(
-            f"group_size must divide batch_size, got {config.group_size} and {config.batch_size}: set group_size=1",
+            f"group_size must divide batch_size, got {config.group_size} and {config.batch_size}: use 1",
             fields=("group_size", "batch_size"),
         )
     steps = config.lr_steps

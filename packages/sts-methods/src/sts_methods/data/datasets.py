@@ -56,7 +56,9 @@ class DatasetRecord:
         if not self.needs_root:
             return True
         folders = {"train": ("train",), "test": ("val", "test")}[split] if self.class_folders else ("",)
-        return root is not None and (self.downloaded or any((Path(root) / name).exists() for name in folders))
+        return root is not None and (
+            self.downloaded or any((Path(root).expanduser() / name).exists() for name in folders)
+        )
 
 
 DATASETS: dict[str, DatasetRecord] = {}
@@ -88,7 +90,7 @@ def open_source(dataset: str, root: str | None, split: Split, *, image_size: int
     record = dataset_record(dataset)
     if record.needs_root and root is None:
         raise ConfigError(f"dataset {dataset!r} needs to know where its files are, got root=None: set root")
-    source = record.open(root, split)
+    source = record.open(root and str(Path(root).expanduser()), split)
     if record.held_at_image_size and isinstance(source, ImageArrays):
         return source.resized(image_size)
     return source

@@ -1,5 +1,6 @@
 """The progress display: one line that is rewritten on a terminal, plain lines now and then elsewhere."""
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -22,8 +23,10 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def progress_line(metrics: Mapping[str, float], *, total_steps: int, images_per_step: int) -> str:
-    """`step 120/500 (24%)  1,830 images/s  0:27 left  loss 2.310  std 0.041  rank 12.3`."""
+def progress_line(
+    metrics: Mapping[str, float], *, total_steps: int, images_per_step: int, width: int | None = None
+) -> str:
+    """`step 120/500 (24%)  1,830 images/s  0:27 left  loss 2.310  std 0.041  rank 12.3`; what fits into `width`."""
     step = int(metrics["step"])
     parts = [f"step {step:,}/{total_steps:,} ({100 * step // max(total_steps, 1)}%)"]
     rate = metrics.get("images_per_second", 0.0)
@@ -33,6 +36,8 @@ def progress_line(metrics: Mapping[str, float], *, total_steps: int, images_per_
     if "loss" in metrics:
         parts.append(f"loss {metrics['loss']:.4g}")
     parts += [f"{label} {metrics[name]:.3g}" for name, label in HEALTH.items() if name in metrics]
+    while width is not None and len(parts) > 1 and len("  ".join(parts)) > width:
+        parts.pop()
     return "  ".join(parts)
 
 
@@ -56,13 +61,24 @@ class ProgressDisplay:
         if not self._interactive and not last and now - self._shown_at < self.every_seconds:
             return
         self._shown_at = now
-        line = progress_line(metrics, total_steps=self.total_steps, images_per_step=self.images_per_step)
+        line = progress_line(
+            metrics, total_steps=self.total_steps, images_per_step=self.images_per_step, width=self._room()
+        )
         if self._interactive:
             self.stream.write("\r" + line.ljust(self._width))
             self._width = len(line)
         else:
             self.stream.write(line + "\n")
         self.stream.flush()
+
+    def _room(self) -> int | None:
+        """Columns of the terminal less the cursor's: a longer line would wrap, and could not be rewritten."""
+        if not self._interactive:
+            return None
+        try:
+            return os.get_terminal_size(self.stream.fileno()).columns - 1 or None
+        except (OSError, ValueError):
+            return None
 
     def close(self) -> None:
         """Leave the last line standing."""

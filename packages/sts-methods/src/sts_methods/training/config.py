@@ -1,6 +1,5 @@
 """A complete training run as a value."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -8,6 +7,7 @@ from typing import Any, Literal, get_args
 from sts_core import SmoothingConfig, cosine_momentum, spatial_temporal_smoothing
 from sts_core.errors import ConfigError
 from sts_core.fields import incidental
+from sts_core.files import is_file_name
 from sts_methods.data.config import DataConfig
 from sts_methods.methods.base import MethodConfig
 from sts_methods.methods.registry import METHODS, method_record
@@ -147,7 +147,7 @@ def _check_bank(config: TrainingConfig) -> None:
                 f"buffers='keep' for {name!r}: use 'copy' or 'smooth'",
                 fields=("bank",),
             )
-        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
+        if not is_file_name(name):
             raise ConfigError(
                 f"a teacher of the bank is saved under its name, which may have letters, digits, '-', '_' and, not at "
                 f"its start, '.', got {name!r}: rename it",

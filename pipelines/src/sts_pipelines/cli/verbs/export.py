@@ -25,7 +25,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     output = Path(arguments.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=output.parent).close()  # an OSError now, and not one of the library's own later
-    print(export(source, output, to=arguments.to))
+    report = export(source, output, to=arguments.to)
+    print(
+        f"{report.path}: {report.num_tensors} tensors for {report.to}; features differ from ours by at most "
+        f"{report.max_difference:.1g}"
+    )
     return 0
 
 

@@ -30,7 +30,7 @@ def require_detectron2() -> None:
     if not detectron2_is_installed():
         raise BackendMissingError(
             "backend 'detectron2' needs the package detectron2, which the package index does not have: install it as "
-            f"{INSTALL_PAGE} says (with --no-build-isolation), or pass backend='torchvision'"
+            f"{INSTALL_PAGE} says (with --no-build-isolation), or choose the backend torchvision"
         )
 
 
@@ -74,7 +74,7 @@ class Detectron2Detector(Detector):
         if shape.blocks not in _DEPTHS:
             raise ConversionError(
                 f"detectron2 builds ResNets of depth 50, 101 and 152, got stages of {shape.blocks} blocks: "
-                "pass backend='torchvision'"
+                "choose the backend torchvision"
             )
         with warnings.catch_warnings():
             # Its import calls deprecated parts of torch; that is its maintainers' business.

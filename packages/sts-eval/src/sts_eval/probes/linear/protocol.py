@@ -68,7 +68,7 @@ class LinearProbeConfig:
             )
         if self.solver != "sgd" and (self.augment or self.batch_norm):
             raise ConfigError(
-                f"augment and batch_norm belong to SGD, got solver={self.solver!r}: set solver='sgd'",
+                f"augment and batch_norm belong to SGD, got solver {self.solver}: choose sgd",
                 fields=("augment", "batch_norm", "solver"),
             )
 
