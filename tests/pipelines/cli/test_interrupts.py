@@ -47,6 +47,7 @@ WAYS_TO_HANG = {
     "a hook at exit": "atexit.register(stuck); forever()",
 }
 A_THREAD_AT_EXIT = "threading.Thread(target=forever).start(); forever()"  # Python itself gives up at a second Ctrl-C
+STOPPED = "sts: stopped; the same command continues from the newest checkpoint"
 LAST_LINE = "sts: stopped at once; rerun the same command to resume from the newest checkpoint"
 
 
@@ -79,16 +80,32 @@ def test_a_second_ctrl_c_ends_it_at_once(body: str, tmp_path: Path) -> None:
     assert errors.splitlines()[-1] == LAST_LINE
 
 
-def test_the_kernel_ends_a_process_that_hangs_when_its_interpreter_is_gone(tmp_path: Path) -> None:
+def test_an_interrupted_process_does_not_wait_for_its_interpreter_to_be_taken_down(tmp_path: Path) -> None:
     body = """
     libc.on_exit(libc.sleep, None)  # sleeps for as many seconds as the exit code says: 130
     try:
         forever()
     finally:
         time.sleep(0.2)  # the interpreter would be gone before a thread has seen the signal"""
+    with start(body, tmp_path, seconds_to_stop=600) as process:
+        process.send_signal(signal.SIGINT)
+        _, errors = processes.finish(process, seconds=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == STOPPED
+
+
+def test_a_process_ends_although_nobody_reads_what_it_prints(tmp_path: Path) -> None:
+    body = """
+    os.set_blocking(sys.stderr.fileno(), False)
+    try:
+        while True:
+            os.write(sys.stderr.fileno(), b"full")
+    except BlockingIOError:
+        os.set_blocking(sys.stderr.fileno(), True)
+    stuck()"""
     with start(body, tmp_path, seconds_to_stop=0.5) as process:
         process.send_signal(signal.SIGINT)
-        processes.finish(process, seconds=60)
+        processes.wait_until(lambda: not processes.is_running(process.pid), process, seconds=60)
     assert process.returncode == -signal.SIGALRM
 
 
@@ -118,7 +135,7 @@ def test_one_press_that_comes_twice_is_one(cause: str, tmp_path: Path) -> None:
     with start(body, tmp_path, seconds_to_stop=600) as process:
         _, errors = processes.finish(process, seconds=60)
     assert process.returncode == 130
-    assert errors.splitlines()[-1] == "sts: stopped; the same command continues from the newest checkpoint"
+    assert errors.splitlines()[-1] == STOPPED
 
 
 def test_a_program_that_calls_main_keeps_its_own_way_with_signals(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,22 +74,23 @@ def test_a_trial_resumes_after_its_worker_was_killed_and_tune_leaves_nothing_beh
     pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
     grid = GridConfig(cells=((0.9, 0.5),), metric="knn/teacher/top1")
     killed: list[int] = []
+    finished = threading.Event()
 
     def kill_once() -> None:
-        deadline = time.monotonic() + 300
-        while not killed and time.monotonic() < deadline:
-            time.sleep(0.05)
+        while not killed and not finished.wait(0.05):
             if any(len(path.read_text().splitlines()) >= 6 for path in tmp_path.glob("*/*/metrics.jsonl")):
-                killed.extend(
-                    pid for pid, command in processes_below(os.getpid()).items() if "RayTrainWorker" in command
-                )
-                os.kill(killed[0], signal.SIGKILL)
+                below = processes_below(os.getpid())
+                killed.extend([pid for pid, command in below.items() if "RayTrainWorker" in command][:1])
+                for pid in killed:
+                    processes.kill(pid)
 
     killer = threading.Thread(target=kill_once, daemon=True)
     killer.start()
     threads = set(threading.enumerate())
     (outcome,) = run_sweep(SweepConfig(pipeline=pipeline, sweep=grid))
+    finished.set()
     killer.join(timeout=60)
+    assert killed
     assert outcome.value is not None
     (metrics,) = tmp_path.glob("*/*/metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 60
