@@ -101,7 +101,20 @@ def test_a_damaged_manifest_is_a_damaged_network(content: str, run: Path, capsys
     (run / "teacher.json").write_text(content)
     assert main(["doctor", str(run / "teacher.safetensors")]) == 1
     assert main(["doctor", str(run)]) == 0  # the checkpoints are there to resume from
-    assert "teacher: DAMAGED" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "teacher: DAMAGED" in text
+    assert text.endswith("\nresumable; the command that made the run saves teacher again\n")
+
+
+def test_a_network_whose_tensors_are_gone_is_damaged_and_not_unfinished(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "student.safetensors").unlink()
+    assert main(["doctor", str(run)]) == 0
+    text = capsys.readouterr().out
+    assert "student: DAMAGED" in text
+    assert "not saved yet" not in text
+    assert text.endswith("\nresumable; the command that made the run saves student again\n")
 
 
 def test_a_method_is_written_by_its_name_and_read_from_both_spellings_under_one_digest() -> None:

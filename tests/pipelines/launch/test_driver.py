@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from sts_eval import read_results
 from sts_eval.features.extraction import FrozenBackbone
 from sts_methods.runs.checkpoint import read_checkpoint
 from sts_pipelines.cli.main import main
+from sts_pipelines.cli.resolve import resolve
 from sts_pipelines.cli.verbs.evaluate import evaluate_folders
 from sts_pipelines.cli.verbs.run import run_pipeline
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
@@ -28,7 +30,7 @@ from sts_pipelines.diagnostics.doctor import examine
 from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.launch import driver, worker
 from sts_pipelines.launch.driver import launch
-from sts_pipelines.launch.job import Job, jobs_of, run_lock
+from sts_pipelines.launch.job import Job, _is_complete, jobs_of, run_lock
 from sts_pipelines.launch.worker import train_job
 from tests import processes
 
@@ -47,6 +49,16 @@ def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def run(pipeline: PipelineConfig) -> Path:
     launch(jobs_of(pipeline), name=pipeline.run_name, folder=pipeline.folder)
     return pipeline.folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
+    """A pipeline whose run is there to be copied and damaged."""
+    flags = ["--steps", "1", "--epochs", "none", "--cluster.num-workers", "0", "--evaluation.after-training", "knn"]
+    pipeline = resolve("byol-digits-tma", [*flags, "--cluster.storage-path", str(tmp_path_factory.mktemp("runs"))])
+    assert isinstance(pipeline, PipelineConfig)
+    run(pipeline)
+    return pipeline
 
 
 def test_a_run_leaves_config_metrics_networks_and_results(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,6 +302,78 @@ def test_a_finished_run_starts_no_cluster_and_one_that_lacks_a_result_does(
     (folder / "results.json").unlink()
     run(on_ray)
     assert started == [2.0]
+
+
+@pytest.mark.parametrize("name", ["teacher.json", "teacher.safetensors", "student.safetensors"])
+@pytest.mark.parametrize("is_torn", [True, False])
+def test_a_damaged_network_of_a_finished_run_is_saved_again_from_the_checkpoint(
+    name: str, is_torn: bool, finished: PipelineConfig, tmp_path: Path
+) -> None:
+    pipeline = replace(finished, cluster=replace(finished.cluster, storage_path=str(tmp_path), num_workers=2))
+    file = Path(shutil.copytree(finished.folder, pipeline.folder)) / name
+    before = file.read_bytes()
+    (job,) = jobs_of(pipeline)
+    assert _is_complete(job)
+    file.write_bytes(before[:100]) if is_torn else file.unlink()
+    assert not _is_complete(job)
+    run(replace(pipeline, cluster=replace(pipeline.cluster, num_workers=0)))
+    assert file.read_bytes() == before
+    assert _is_complete(job)
+
+
+def test_a_torn_results_file_steps_aside_and_is_made_again(
+    finished: PipelineConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    before = read_results(folder)
+    torn = (folder / "results.json").read_text()[:60]
+    (folder / "results.json").write_text(torn)
+    with pytest.warns(UserWarning, match="it is now results.damaged.json"):
+        assert main(["evaluate", str(folder)]) == 0
+    assert (folder / "results.damaged.json").read_text() == torn
+    assert [entry["value"] for entry in read_results(folder).entries] == [entry["value"] for entry in before.entries]
+
+
+def _arrays(path: Path, seed: int) -> None:
+    noise = np.random.default_rng(seed).integers(0, 256, (80, 12, 12, 3), dtype=np.uint8)
+    labels = np.arange(40) % 4
+    np.savez(path, x_train=noise[:40], y_train=labels, x_test=noise[40:], y_test=labels)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_other_images_than_a_run_was_trained_on_are_refused_before_anything_is_said_or_written(
+    replaced: bool, tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first.npz", tmp_path / ("first.npz" if replaced else "second.npz")
+    _arrays(first, 0)
+    pipeline = tiny("byol-digits-sts", steps=1, global_batch_size=8)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=()))
+
+    def on(root: Path) -> PipelineConfig:
+        data = replace(pipeline.training.data, dataset="arrays", root=str(root))
+        return replace(pipeline, training=replace(pipeline.training, data=data))
+
+    folder = run(on(first))
+    run_pipeline(on(first))
+    capsys.readouterr()
+    _arrays(second, 1)
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+    with pytest.raises(UsageError, match="was trained on other images"):
+        run_pipeline(on(second))
+    assert capsys.readouterr().out == ""
+    assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(("storage", "said"), [("file", "Not a directory"), ("nonsense://place", "URI that pyarrow")])
+def test_a_place_that_holds_no_runs_is_told_before_ray_starts(
+    storage: str, said: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(driver, "ray_cluster", lambda *arguments, **options: pytest.fail("Ray was started"))
+    pipeline = tiny("byol-digits-sts", num_workers=2)
+    with pytest.raises(UsageError, match=said):
+        run_pipeline(replace(pipeline, cluster=replace(pipeline.cluster, storage_path=storage)))
 
 
 def test_export_writes_a_backbone_that_another_library_reads(tiny: Tiny, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from sts_pipelines.config.plain import digest, kind_of, outcome_relevant, to_dic
 from sts_pipelines.config.storage_path import local_folder
 
 Network = Literal["teacher", "student"]
+MOST_CPUS = 1024
+"""More than a machine has: Ray would wait for one for ever."""
 
 
 def _require(condition: bool, message: str, *fields: str) -> None:
@@ -52,8 +54,8 @@ class ClusterConfig:
             "num_workers",
         )
         _require(
-            self.cpus_per_worker > 0,
-            f"cpus_per_worker must be positive, got {self.cpus_per_worker}: use 1",
+            0 < self.cpus_per_worker <= MOST_CPUS,
+            f"cpus_per_worker must be positive and at most {MOST_CPUS:,}, got {self.cpus_per_worker:g}",
             "cpus_per_worker",
         )
         _require(

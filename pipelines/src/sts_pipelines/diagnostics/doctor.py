@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sts_core.errors import StsError
 from sts_eval import read_results
 from sts_methods import load_backbone
 from sts_methods.runs.checkpoint import CheckpointError, CheckpointStore, read_checkpoint
+from sts_pipelines.config.pipeline import Network
 from sts_pipelines.config.run_folder import read_run, run_folders
 from sts_pipelines.errors import UsageError
 
 NEEDED = ("method", "optimizer", "scaler", "smoother")
 """Parts of a checkpoint without which a run cannot resume."""
+
+_RESUMABLE = "resumable; the command that made the run saves {} again"
 
 
 def examine(path: str) -> tuple[str, bool]:
@@ -52,7 +55,9 @@ def _run(folder: Path) -> tuple[str, bool]:
     elif intact and intact[0] != store.steps()[-1]:
         lines.append(f"the newest checkpoint is damaged: it would resume from step {intact[0]}")
     healthy = bool(intact) and not damage
-    return "\n".join([*lines, _verdict(healthy)]), healthy
+    damaged = [network for network in get_args(Network) if f"{network}: DAMAGED" in lines]
+    lines.append(_verdict(healthy) if not (healthy and damaged) else _RESUMABLE.format(" and ".join(damaged)))
+    return "\n".join(lines), healthy
 
 
 def _damage(file: Path, read: Callable[[Path], object]) -> list[str]:
@@ -68,8 +73,8 @@ def _damage(file: Path, read: Callable[[Path], object]) -> list[str]:
 
 def _networks_saved(folder: Path) -> list[str]:
     lines = []
-    for network in ("teacher", "student"):
-        if (folder / f"{network}.safetensors").is_file():
+    for network in get_args(Network):
+        if (folder / f"{network}.safetensors").is_file() or (folder / f"{network}.json").is_file():
             _, healthy = _backbone(folder / f"{network}.safetensors")
             lines.append(f"{network}: {'saved, intact' if healthy else 'DAMAGED'}")
         else:

@@ -1,14 +1,19 @@
 """What would stop a pipeline later, found before it starts."""
 
+import contextlib
+import tempfile
 from pathlib import Path
 
 from sts_methods import dataset_record, method_record, open_source
 from sts_methods.data.batches import evaluation_data
 from sts_methods.data.config import DataConfig
 from sts_methods.data.sources import Split
+from sts_methods.runs.checkpoint import CheckpointError, CheckpointStore, read_manifest
 from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.run_folder import run_folders
 from sts_pipelines.errors import UsageError
 from sts_pipelines.evaluation.record import records_of
+from sts_pipelines.launch.storage import mirror_of
 
 
 def check_evaluations(pipeline: PipelineConfig) -> None:
@@ -57,3 +62,40 @@ def check_data(pipeline: PipelineConfig) -> None:
 def _check_split(data: DataConfig, split: Split) -> None:
     if not dataset_record(data.dataset).in_place(data.root, split):
         open_source(data.dataset, data.root, split, image_size=data.image_size)
+
+
+def check_images(pipeline: PipelineConfig, folder: Path) -> None:
+    """Raise where the runs in `folder`, whose name does not tell where the data is, were trained on other images."""
+    if pipeline.cluster.address is not None:
+        return
+    data, now = pipeline.training.data, None
+    for run in run_folders(str(folder)):
+        before = _images_of(run)
+        if before is not None and now is None:
+            now = open_source(data.dataset, data.root, "train", image_size=data.image_size).fingerprint()
+        if before is not None and before != now:
+            raise UsageError(
+                f"{run} was trained on other images ({before}) than are in {data.root or data.dataset} now ({now}): "
+                "restore the dataset, or set another --name"
+            )
+
+
+def _images_of(run: Path) -> str | None:
+    """The fingerprint of the images that a run was trained on, as its newest readable checkpoint says."""
+    store = CheckpointStore(run / "checkpoints")
+    for step in reversed(store.steps()):
+        with contextlib.suppress(CheckpointError):
+            images: str | None = read_manifest(store.path(step))["meta"].get("images")
+            return images
+    return None
+
+
+def check_storage(pipeline: PipelineConfig, folder: Path) -> None:
+    """Raise where a run could not be written."""
+    mirror_of(pipeline.cluster.storage_path, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"cannot write to {folder} ({reason}): free it, or set cluster.storage-path") from error

@@ -1,8 +1,12 @@
 """Which results a run holds already, by the settings they were measured under."""
 
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sts_core.distributed import broadcast_object, rank
+from sts_core.errors import StateError
 from sts_eval import RunResults, add_entries, read_results, write_results
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import digest
@@ -22,9 +26,19 @@ def is_done(results: Path, evaluation: str, network: str, settings: str | None) 
     done = False
     if rank() == 0 and (results / "results.json").is_file():
         wanted = (evaluation, network, settings)
-        entries = read_results(results).entries
+        entries = _entries(results)
         done = any((e["evaluation"], e["network"], e.get("settings")) == wanted for e in entries)
     return bool(broadcast_object(done))
+
+
+def _entries(results: Path) -> Sequence[Mapping[str, Any]]:
+    """What results.json holds; one that cannot be read steps aside for what is then measured again."""
+    try:
+        return read_results(results).entries
+    except StateError as error:
+        aside = (results / "results.json").replace(results / "results.damaged.json")
+        warnings.warn(f"{error}; it is now {aside.name}", UserWarning, stacklevel=2)
+        return ()
 
 
 def is_evaluated(results: Path, pipeline: PipelineConfig) -> bool:

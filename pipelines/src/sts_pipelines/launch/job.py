@@ -1,15 +1,16 @@
 """One pipeline and the folder that its run lives in."""
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from sts_core.errors import StateError
 from sts_core.files import locked, write_atomically
+from sts_methods.runs.backbone_files import verify_backbone
 from sts_methods.runs.checkpoint import CheckpointStore
-from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, plain_of
+from sts_pipelines.config.pipeline import ComparisonConfig, Network, PipelineConfig, plain_of
 from sts_pipelines.config.plain import from_dict, to_dict
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.config.yaml_text import write_yaml
@@ -50,14 +51,16 @@ def _is_complete(job: Job) -> bool:
     """Whether the run in this folder was trained to its end and holds every result that is asked for.
 
     The folder's name is a digest of all that decides the weights, so saved networks are those of this config, unless
-    somebody has taken their checkpoint away to train the last steps again.
+    somebody has taken their checkpoint away to train the last steps again. Damaged ones are saved again from it.
     """
-    manifest = job.folder / "teacher.json"
-    if job.bank_folder is not None or is_uri(job.pipeline.cluster.storage_path) or not manifest.is_file():
+    if job.bank_folder is not None or is_uri(job.pipeline.cluster.storage_path):
+        return False
+    try:
+        steps = {verify_backbone(job.folder / network)["step"] for network in get_args(Network)}
+    except StateError:
         return False
     newest = CheckpointStore(job.folder / "checkpoints").newest_intact()
-    trained = newest is None or newest == json.loads(manifest.read_text())["step"]
-    return trained and is_evaluated(job.folder, job.pipeline)
+    return (newest is None or steps == {newest}) and is_evaluated(job.folder, job.pipeline)
 
 
 def write_config(job: Job) -> None:

@@ -60,6 +60,14 @@ def save_backbone(
 
 def load_backbone(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     """The backbone that `save_backbone` wrote, in eval mode on the CPU, and its manifest."""
+    manifest, tensors_path = verify_backbone(path), _paths(path)[0]
+    module = build_backbone(manifest["backbone"], stem=manifest["stem"])
+    _load_strictly(module, load_file(tensors_path), str(tensors_path))
+    return module.eval(), manifest
+
+
+def verify_backbone(path: str | Path) -> dict[str, Any]:
+    """The manifest of a backbone that `save_backbone` wrote, after comparing the hash of its tensors with it."""
     tensors_path, manifest_path = _paths(path)
     for file in (tensors_path, manifest_path):
         if not file.exists():
@@ -75,11 +83,9 @@ def load_backbone(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         raise StateError(
             f"the manifest must say {_MANIFEST}, {manifest_path} says {found}: use a file of save_backbone"
         )
-    if manifest["sha256"] != _sha256(tensors_path):
+    if manifest.get("sha256") != _sha256(tensors_path):
         raise StateError(f"the tensors must be those of the manifest, {tensors_path} was changed: save it again")
-    module = build_backbone(manifest["backbone"], stem=manifest["stem"])
-    _load_strictly(module, load_file(tensors_path), str(tensors_path))
-    return module.eval(), manifest
+    return manifest
 
 
 def _load_strictly(

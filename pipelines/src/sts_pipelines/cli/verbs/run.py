@@ -58,10 +58,13 @@ def check_and_note(config: "AnyPipeline", folder: Path) -> None:
     from sts_core.files import write_atomically
     from sts_pipelines.config.pipeline import PipelineConfig, base_of, plain_of
     from sts_pipelines.config.yaml_text import write_yaml
-    from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
+    from sts_pipelines.diagnostics.preflight import check_data, check_evaluations, check_images, check_storage
 
-    check_evaluations(base_of(config))
-    check_data(base_of(config))
+    pipeline = base_of(config)
+    check_evaluations(pipeline)
+    check_data(pipeline)
+    check_images(pipeline, folder)
+    check_storage(pipeline, folder)
     if not isinstance(config, PipelineConfig):
         write_atomically(folder / "config.yaml", write_yaml(plain_of(config)))
 
