@@ -1,6 +1,9 @@
 """The smoothing figure's quantities, fragments' ages, momentum schedules, config values and the public names."""
 
 import math
+import pickle
+from inspect import isfunction
+from types import ModuleType
 
 import pytest
 import torch
@@ -8,10 +11,12 @@ from torch import nn
 
 import sts_core
 from sts_core import (
+    CheckpointError,
     Smoother,
     SmoothingConfig,
     constant_momentum,
     cosine_momentum,
+    effective_momentum,
     fragment_age,
     make_teacher,
     no_smoothing,
@@ -111,8 +116,28 @@ def test_expected_pull_equals_that_of_the_control(student: nn.Module) -> None:
     assert abs(pull - (1 - config.effective_momentum)) < 5 * sigma
 
 
+def test_equal_effective_momenta_are_equal_numbers() -> None:
+    pairs = [(0.9, 0.7), (0.7, 0.9), (0.97, 0.0), (0.0, 0.97), (0.85, 0.8), (0.4, 0.95)]
+    assert {effective_momentum(m, p) for m, p in pairs} == {0.97}
+    assert {SmoothingConfig(momentum=m, preserve_probability=p).matched_moving_average() for m, p in pairs} == {
+        SmoothingConfig(momentum=0.97, preserve_probability=0.0)
+    }
+
+
 def test_public_names_are_these() -> None:
     assert sts_core.__all__ == sorted(sts_core.__all__)
     for name in sts_core.__all__:
         assert hasattr(sts_core, name)
     assert {"Smoother", "SmoothingConfig", "TeacherBank", "make_teacher", "fragment_age"} <= set(sts_core.__all__)
+
+
+@pytest.mark.parametrize("module", [sts_core.distributed, sts_core.fields, sts_core.files])
+def test_modules_that_other_packages_use_list_their_public_functions(module: ModuleType) -> None:
+    functions = [f for f in vars(module).values() if isfunction(f) and f.__module__ == module.__name__]
+    assert module.__all__ == sorted(f.__name__ for f in functions if not f.__name__.startswith("_"))
+
+
+def test_a_checkpoint_error_is_caught_as_either_builtin_and_survives_pickling() -> None:
+    for builtin in (OSError, ValueError):
+        with pytest.raises(builtin, match="torn"):
+            raise pickle.loads(pickle.dumps(CheckpointError("torn")))  # noqa: S301

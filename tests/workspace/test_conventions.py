@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import sts_core
+import sts_eval
+import sts_methods
 from tests import processes
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +96,8 @@ def _waits_for_ever(node: ast.AST) -> bool:
     limited = any(keyword.arg == "timeout" for keyword in node.keywords) or (name == "wait" and bool(node.args))
     waits = name in ("wait", "communicate", "check_call", "check_output") or f"{receiver}.{name}" == "subprocess.run"
     return waits and not limited and receiver != "store"  # a checkpoint store waits for its own thread
+
+
+def test_the_packages_raise_one_checkpoint_error() -> None:
+    assert sts_methods.CheckpointError is sts_core.CheckpointError
+    assert sts_eval.CheckpointError is sts_core.CheckpointError

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sts_core import ConfigError
+from sts_core import ConfigError, Network
 from sts_methods import (
     Batch,
     DataConfig,
@@ -20,7 +20,6 @@ from sts_methods import (
     build_method,
     fit,
 )
-from sts_methods.batch import Network
 from sts_methods.methods.dino import teacher_temperature
 from sts_methods.networks.batch_norm import CrossRankBatchNorm
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from sts_methods import CheckpointError
 from sts_methods.runs import checkpoint
 from sts_methods.runs.checkpoint import (
-    CheckpointError,
     CheckpointStore,
     read_checkpoint,
     read_manifest,

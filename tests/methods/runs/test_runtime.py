@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from sts_methods import LocalRuntime, RunPlan
-from sts_methods.runs.checkpoint import CheckpointError
+from sts_methods import CheckpointError, LocalRuntime, RunPlan
 from tests.methods.training import tiny_training as tiny
 
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from sts_core import Buffers, make_teacher, spatial_temporal_smoothing
+from sts_core import Buffers, Network, make_teacher, spatial_temporal_smoothing
 from sts_core.distributed import gather_batch
-from sts_methods.batch import Batch, Network
+from sts_methods.batch import Batch
 from sts_methods.data.config import DataConfig
 from sts_methods.methods.base import StepResult, StudentTeacherMethod
 from sts_methods.networks.batch_norm import use_cross_rank_batch_norm

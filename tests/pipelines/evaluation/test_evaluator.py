@@ -14,8 +14,8 @@ from PIL import Image
 
 from sts_core import ConfigError, StsError
 from sts_eval import CorruptionResult, DataError, read_results, write_results
+from sts_methods import CheckpointError, CheckpointStore
 from sts_methods.data.config import DataConfig
-from sts_methods.runs.checkpoint import CheckpointError, CheckpointStore
 from sts_pipelines.cli.main import main
 from sts_pipelines.config.pipeline import EvaluationConfig, PipelineConfig
 from sts_pipelines.evaluation import corruptions, evaluator

@@ -79,7 +79,7 @@ def test_every_comparison_has_at_least_five_seeds_and_every_sts_its_control() ->
     for experiment in smoothings.keys() - {"byol-digits-grid"}:
         for one in smoothings[experiment]:
             if one.preserve_probability > 0 and one.momentum > 0:
-                assert small.control(one) in smoothings[experiment]
+                assert one.matched_moving_average() in smoothings[experiment]
 
 
 def test_cells_of_the_grid_that_are_other_experiments_too_are_measured_once() -> None:

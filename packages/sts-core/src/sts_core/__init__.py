@@ -4,14 +4,17 @@ from sts_core import distributed, fields, files
 from sts_core.config import (
     Buffers,
     Granularity,
+    Network,
+    Precision,
     SmoothingConfig,
+    effective_momentum,
     no_smoothing,
     spatial_ensemble,
     spatial_temporal_smoothing,
     temporal_moving_average,
 )
 from sts_core.drift import fragment_age, output_drift, parameter_drift
-from sts_core.errors import ConfigError, PairingError, StateError, StsError
+from sts_core.errors import CheckpointError, ConfigError, PairingError, RankMismatchError, StateError, StsError
 from sts_core.pairing import make_teacher
 from sts_core.schedules import constant_momentum, cosine_momentum
 from sts_core.smoother import Applied, Smoother, TeacherBank
@@ -22,9 +25,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Applied",
     "Buffers",
+    "CheckpointError",
     "ConfigError",
     "Granularity",
+    "Network",
     "PairingError",
+    "Precision",
+    "RankMismatchError",
     "Smoother",
     "SmoothingConfig",
     "StateError",
@@ -33,6 +40,7 @@ __all__ = [
     "constant_momentum",
     "cosine_momentum",
     "distributed",
+    "effective_momentum",
     "fields",
     "files",
     "fragment_age",

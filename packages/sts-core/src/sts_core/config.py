@@ -9,6 +9,8 @@ from sts_core.errors import ConfigError
 
 Granularity = Literal["layer", "module", "channel", "neuron"]
 Buffers = Literal["copy", "smooth", "keep"]
+Network = Literal["teacher", "student"]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def check_probability(name: str, value: object) -> float:
@@ -27,6 +29,15 @@ def check_probability(name: str, value: object) -> float:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}", fields=(name,))
+
+
+def effective_momentum(momentum: float, preserve_probability: float) -> float:
+    """m_eff = 1 − (1 − p)(1 − m), to 12 decimals, so that equal ones are equal in spite of float arithmetic.
+
+    >>> effective_momentum(0.99, 0.7)
+    0.997
+    """
+    return round(1.0 - (1.0 - preserve_probability) * (1.0 - momentum), 12)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +75,8 @@ class SmoothingConfig:
 
     @property
     def effective_momentum(self) -> float:
-        """1 − (1 − p)(1 − m): the momentum of the moving average that follows the student as fast in expectation."""
-        return 1.0 - (1.0 - self.preserve_probability) * (1.0 - self.momentum)
+        """The momentum of the moving average that follows the student as fast in expectation."""
+        return effective_momentum(self.momentum, self.preserve_probability)
 
     def matched_moving_average(self) -> "SmoothingConfig":
         """The TMA control of this config: the same expected pull, with no spatial part."""

@@ -4,12 +4,34 @@ With one process, or no process group, each returns its argument. Whoever launch
 initialises `torch.distributed`; nothing here does.
 """
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from sts_core.errors import RankMismatchError
+
+__all__ = [
+    "agree",
+    "average_over_ranks_",
+    "barrier",
+    "broadcast_object",
+    "checksum",
+    "communication_device",
+    "differentiable_sum",
+    "gather_batch",
+    "gather_lists",
+    "gather_objects",
+    "is_parallel",
+    "rank",
+    "sum_over_ranks",
+    "sum_over_ranks_",
+    "verify_ranks",
+    "world_size",
+]
 
 T = TypeVar("T")
 
@@ -124,3 +146,39 @@ def differentiable_sum(tensor: Tensor) -> Tensor:
         return tensor
     total: Tensor = _Sum.apply(tensor)
     return total
+
+
+def agree(flag: bool, device: torch.device) -> bool:
+    """Whether `flag` is true on any rank: the same answer everywhere."""
+    if world_size() == 1:
+        return flag
+    shared = torch.tensor(float(flag), device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return bool(shared.item())
+
+
+def checksum(tensor: Tensor) -> int:
+    """CRC-32 of the tensor's bytes, in logical order."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
+
+
+def verify_ranks(tensors: Iterable[tuple[str, Tensor]], *, device: torch.device) -> None:
+    """Raise RankMismatchError, on every rank, with the first tensor that is not the same on all ranks."""
+    if world_size() == 1:
+        return
+    named = list(tensors)
+    mine = torch.tensor([checksum(tensor) for _, tensor in named], dtype=torch.int64, device=device)
+    ranks = [torch.empty_like(mine) for _ in range(world_size())]
+    dist.all_gather(ranks, mine)
+    table = torch.stack(ranks)
+    differing = (table != table[0]).any(dim=0).nonzero().flatten().tolist()
+    if not differing:
+        return
+    name = named[differing[0]][0]
+    others = (table[:, differing[0]] != table[0, differing[0]]).nonzero().flatten().tolist()
+    raise RankMismatchError(
+        f"all ranks must hold the same weights, but {name!r} on rank {others[0]} differs from rank 0's "
+        f"({len(differing)} of {len(named)} tensors differ): resume from the last checkpoint, and look for draws or "
+        f"statistics that depend on the rank"
+    )

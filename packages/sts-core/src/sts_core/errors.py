@@ -1,9 +1,11 @@
 """The exceptions of sts-core.
 
     StsError
-    ├── ConfigError      (ValueError)   a setting outside its domain
-    ├── PairingError     (ValueError)   student and teacher do not belong together
-    └── StateError       (ValueError)   a saved state that belongs to another configuration
+    ├── ConfigError         (ValueError)            a setting outside its domain
+    ├── PairingError        (ValueError)            student and teacher do not belong together
+    ├── StateError          (ValueError)            a saved state that belongs to another configuration
+    ├── CheckpointError     (OSError, ValueError)   weights that cannot be written, read or loaded
+    └── RankMismatchError   (RuntimeError)          ranks that hold different weights
 
 Each message is one sentence that gives the rule, the value that breaks it and the remedy.
 """
@@ -27,3 +29,11 @@ class PairingError(StsError, ValueError):
 
 class StateError(StsError, ValueError):
     """A saved state does not fit what it is loaded into."""
+
+
+class CheckpointError(StsError, OSError, ValueError):
+    """A checkpoint cannot be written, is damaged, or holds weights that do not fit the network they are meant for."""
+
+
+class RankMismatchError(StsError, RuntimeError):
+    """Two ranks hold different weights."""

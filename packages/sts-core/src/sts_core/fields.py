@@ -12,6 +12,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Any
 
+__all__ = [
+    "first_name",
+    "flattened",
+    "former_names",
+    "formerly",
+    "free",
+    "incidental",
+    "incidental_names",
+    "is_free",
+    "is_incidental",
+    "outcome_relevant",
+    "with_present_names",
+]
+
 _INCIDENTAL, _FREE, _FORMERLY = "incidental", "free", "formerly"
 
 

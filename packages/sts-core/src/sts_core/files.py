@@ -8,6 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+__all__ = [
+    "is_file_name",
+    "locked",
+    "replacing",
+    "write_atomically",
+]
+
 
 def is_file_name(name: str) -> bool:
     """Whether a user's name may be that of a file: letters, digits, '-', '_' and, not at its start, '.'."""

@@ -1,5 +1,6 @@
 """Measure a backbone, and set the numbers beside the paper's: see README.md."""
 
+from sts_core.errors import CheckpointError
 from sts_eval.corruptions.arrays import ArrayCorruptions
 from sts_eval.corruptions.differences import CorruptionDifference, compare_corruptions
 from sts_eval.corruptions.evaluation import (
@@ -14,7 +15,7 @@ from sts_eval.corruptions.folders import FolderCorruptions
 from sts_eval.corruptions.generated import CleanArrays, CleanFolder, GeneratedCorruptions
 from sts_eval.corruptions.results import CorruptionResult
 from sts_eval.detection import DetectionConfig, DetectionResult, detection_transfer
-from sts_eval.errors import CheckpointError, DataError
+from sts_eval.errors import DataError
 from sts_eval.evaluations import Evaluation, Metric, evaluation_called, register_evaluation, registered_evaluations
 from sts_eval.features.backbone_source import Backbone, load_source
 from sts_eval.features.extraction import FeatureConfig, Features, extract_features

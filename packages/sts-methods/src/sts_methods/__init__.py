@@ -1,5 +1,6 @@
 """Student-teacher methods, their data and their training loop. See README.md."""
 
+from sts_core.errors import CheckpointError, RankMismatchError
 from sts_methods.batch import Batch
 from sts_methods.data.batches import TrainingData, build_training_data, evaluation_data
 from sts_methods.data.config import DataConfig
@@ -16,12 +17,12 @@ from sts_methods.methods.moco import MoCo, MoCoConfig
 from sts_methods.methods.registry import METHODS, build_method, method_record, register_method
 from sts_methods.networks.backbones import build_backbone
 from sts_methods.runs.backbone_files import load_backbone, save_backbone
-from sts_methods.runs.checkpoint import CheckpointError, CheckpointStore, read_checkpoint, write_checkpoint
+from sts_methods.runs.checkpoint import CheckpointStore, read_checkpoint, write_checkpoint
 from sts_methods.runs.export import ExportReport, export
 from sts_methods.runs.metrics_log import MetricsLog
 from sts_methods.runs.runtime import LocalRuntime, RunListener, RunPlan, Runtime
 from sts_methods.training.config import TrainingConfig
-from sts_methods.training.failure_checks import CollapseError, NonFiniteLossError, RankMismatchError
+from sts_methods.training.failure_checks import CollapseError, NonFiniteLossError
 from sts_methods.training.loop import TrainingResult, fit
 from sts_methods.training.optimizers import OptimizerConfig
 from sts_methods.views.specs import (

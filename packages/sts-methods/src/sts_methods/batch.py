@@ -7,7 +7,6 @@ from torch import Tensor
 
 from sts_core import ConfigError
 
-Network = Literal["teacher", "student"]
 LabelledOrder = Literal["random", "epochs"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sts_core import SmoothingConfig
+from sts_core import Network, SmoothingConfig
 from sts_core.errors import ConfigError
 from sts_core.files import is_file_name
 from sts_eval import Evaluation, FeatureConfig, LinearProbeConfig, NeighboursConfig, registered_evaluations
@@ -16,7 +16,6 @@ from sts_methods.training.config import TrainingConfig
 from sts_pipelines.config.plain import digest, kind_of, outcome_relevant, to_dict
 from sts_pipelines.config.storage_path import local_folder
 
-Network = Literal["teacher", "student"]
 MOST_CPUS = 1024
 """More than a machine has: Ray would wait for one for ever."""
 

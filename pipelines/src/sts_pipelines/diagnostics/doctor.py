@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+from sts_core import Network
 from sts_core.errors import StsError
 from sts_eval import read_results
-from sts_methods import load_backbone
-from sts_methods.runs.checkpoint import CheckpointError, CheckpointStore, read_checkpoint
-from sts_pipelines.config.pipeline import Network
+from sts_methods import CheckpointError, CheckpointStore, load_backbone, read_checkpoint
 from sts_pipelines.config.run_folder import read_run, run_folders
 from sts_pipelines.errors import UsageError
 

@@ -96,13 +96,13 @@ def _features(run: StudyRun, result: TrainingResult, work: Path) -> dict[str, fl
         values[f"knn/{network}"] = nearest_neighbours(train, test, NEIGHBOURS).top1(20, 0.07)
         probe = linear_probe(train, test, PROBE)
         values[f"linear/{network}"] = probe.last[1]
-        values[f"width/{network}"] = effective_rank(train)
+        values[f"width/{network}"] = feature_width(train)
         if run.corruptions and network == "teacher":
             values[f"corrupted/{network}"] = _corrupted(run, probe.with_backbone(backbone), work)
     return values
 
 
-def effective_rank(features: Features) -> float:
+def feature_width(features: Features) -> float:
     """exp(-Σ q log q), q the shares of the covariance's eigenvalues: 1 for features on a line, which have collapsed."""
     values = features.values.double()
     spectrum = torch.linalg.eigvalsh(torch.cov(values.T)).clamp_min(0)

@@ -42,8 +42,8 @@ _INTRODUCTION = (
 _READING = (
     "Granularity decides how many independent draws the noise is averaged over: a few dozen layers scatter around the "
     "prediction from step to step, single weights lie on it. While the learning rate falls the student comes closer to "
-    "its teachers faster than their noise fades, so the shares are above `noise_std`, which is for a student that moves "
-    "steadily. One seed, which is enough here: the prediction is for this student's path."
+    "its teachers faster than their noise fades, so the shares are above `noise_std`, which is for a student that "
+    "moves steadily. One seed, which is enough here: the prediction is for this student's path."
 )
 
 

@@ -19,11 +19,11 @@ between an untrained network and a perfect one. What was scaled down, and why:
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from sts_core import Granularity, SmoothingConfig
+from sts_core import Granularity, Network, SmoothingConfig
 from sts_core.files import replacing
 from sts_methods import FixMatchConfig, open_source
 from sts_methods.data.config import DataConfig
@@ -62,11 +62,6 @@ def teacher(m: float, p: float, granularity: Granularity = "layer", *, copy: boo
     )
 
 
-def control(smoothing: SmoothingConfig) -> SmoothingConfig:
-    """TMA(m_eff), rounded so that equal controls are equal."""
-    return replace(smoothing.matched_moving_average(), momentum=round(smoothing.effective_momentum, 6))
-
-
 def teachers(m: float, p: float) -> dict[str, SmoothingConfig]:
     """What BYOL and MoCo are compared with: STS(m, p), its control, and TMA and SE, which are equally fast."""
     sts = teacher(m, p)
@@ -77,7 +72,7 @@ def teachers(m: float, p: float) -> dict[str, SmoothingConfig]:
         "se-channel": teacher(0.0, m, "channel"),
         "se-neuron": teacher(0.0, m, "neuron"),
         "sts": sts,
-        "control": control(sts),
+        "control": sts.matched_moving_average(),
     }
 
 
@@ -92,7 +87,7 @@ def fixmatch_teachers() -> dict[str, SmoothingConfig]:
         "se-layer": teacher(0.0, 0.95, "layer", copy=True),
         "se-neuron": teacher(0.0, 0.95, "neuron", copy=True),
         "sts": sts,
-        "control": control(sts),
+        "control": sts.matched_moving_average(),
     }
 
 
@@ -131,7 +126,7 @@ def fixmatch(
     *,
     seed: int,
     steps: int | None = None,
-    labeller: Literal["student", "teacher"] = "student",
+    labeller: Network = "student",
 ) -> TrainingConfig:
     """The catalog's small FixMatch.
 

@@ -167,7 +167,7 @@ def _row(outcome: Outcome, metric: str) -> dict[str, str]:
         "m": short(smoothing.momentum),
         "p": short(smoothing.preserve_probability),
         "granularity": smoothing.granularity,
-        "m_eff": f"{smoothing.effective_momentum:.12g}",
+        "m_eff": short(smoothing.effective_momentum),
         "control": "yes" if outcome.trial.control else "",
         metric: "" if outcome.value is None else f"{outcome.value:.2f}",
         "images_per_second": "" if outcome.images_per_second is None else f"{outcome.images_per_second:.0f}",

@@ -57,12 +57,10 @@ def _points(grid: GridConfig) -> list[tuple[float, float]]:
 
 
 def _controls(trials: list[Trial]) -> Iterator[Trial]:
-    """TMA(m_eff), m_eff = 1 - (1-p)(1-m), for every trial that has a spatial part."""
+    """TMA(m_eff) for every trial that has a spatial part."""
     for trial in trials:
         if trial.smoothing.preserve_probability > 0:
-            control = trial.smoothing.matched_moving_average()
-            # Rounded, so that trials of equal m_eff share one control in spite of float arithmetic.
-            yield Trial(smoothing=replace(control, momentum=round(control.momentum, 12)), control=True)
+            yield Trial(smoothing=trial.smoothing.matched_moving_average(), control=True)
 
 
 def _samples(grid: GridConfig, *, seed: int) -> list[tuple[float, float]]:

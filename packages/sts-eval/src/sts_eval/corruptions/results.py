@@ -6,11 +6,12 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sts_core import Network
 from sts_core.errors import ConfigError, StateError
 from sts_core.files import write_atomically
 from sts_eval.corruptions.benchmark import ALEXNET_ERRORS, EXTRA_CORRUPTIONS, GROUPS, MAIN_CORRUPTIONS, SEVERITIES
@@ -164,9 +165,7 @@ class CorruptionResult:
             source=value["source"],
         )
 
-    def results_entry(
-        self, *, network: Literal["teacher", "student"], which: str = "last", outcomes: str | None = None
-    ) -> dict[str, Any]:
+    def results_entry(self, *, network: Network, which: str = "last", outcomes: str | None = None) -> dict[str, Any]:
         """An entry of results.json; `outcomes` names the file of `save_outcomes`, relative to the run's folder."""
         head = {"evaluation": IMAGENET_C.name, "network": network, "metric": "top1", "value": self.mean_accuracy}
         return {**head, "which": which, "outcomes": outcomes, **self.to_json()}

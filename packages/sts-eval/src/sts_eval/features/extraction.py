@@ -5,18 +5,16 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sts_core import distributed
+from sts_core import Precision, distributed
 from sts_core.errors import ConfigError, StateError
 from sts_eval.features.cache import FeatureStore, dataset_fingerprint, open_store
 from sts_eval.features.samples import class_names, load_batches
 from sts_eval.features.unchanged import unchanged
-
-Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)

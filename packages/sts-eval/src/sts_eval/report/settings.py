@@ -68,7 +68,7 @@ def control_key(run: Run) -> tuple[Any, ...] | None:
 def control_of(run: Run) -> str:
     """How to make the control of a run: a command where a pipeline wrote its config."""
     assert run.smoothing is not None
-    momentum = f"{run.smoothing.effective_momentum:.9g}"
+    momentum = f"{run.smoothing.effective_momentum:.12g}"
     file = run.folder / "config.yaml"
     if not file.is_file():
         return f"train it again with momentum {momentum} and preserve_probability 0"

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from sts_core import Buffers
-from sts_methods.batch import Batch, Network
+from sts_core import Buffers, Network
+from sts_methods.batch import Batch
 from sts_methods.networks.backbones import Stem
 
 

@@ -1,13 +1,13 @@
 """FixMatch (Sohn et al., 2020): confident predictions on weak views are the labels of strong views."""
 
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sts_core import Buffers, make_teacher
+from sts_core import Buffers, Network, make_teacher
 from sts_core.errors import ConfigError
 from sts_methods.batch import Batch, LabelledOrder
 from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
@@ -33,7 +33,7 @@ class FixMatchConfig:
     """τ, the probability from which a prediction counts as a label."""
     unlabelled_weight: float = 1.0  # --wu
     """λ, the weight of the unlabelled loss."""
-    pseudo_labels: Literal["student", "teacher"] = "student"
+    pseudo_labels: Network = "student"
     """Who labels: the student in the same forward pass (the reference), or the smoothed teacher in eval mode."""
     labelled_order: LabelledOrder = "random"  # kekmodel's and google's
     """Labelled images are drawn at random from many copies of all, or each comes once an epoch (more even batches)."""
@@ -46,7 +46,7 @@ class FixMatchConfig:
                 f"threshold must be a probability, got {self.threshold!r}: the reference has 0.95",
                 fields=("threshold",),
             )
-        if self.pseudo_labels not in ("student", "teacher"):
+        if self.pseudo_labels not in get_args(Network):
             raise ConfigError(
                 f'pseudo_labels must be "student" or "teacher", got {self.pseudo_labels!r}: choose one',
                 fields=("pseudo_labels",),

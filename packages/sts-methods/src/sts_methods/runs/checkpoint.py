@@ -24,15 +24,11 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from sts_core.errors import StsError
+from sts_core.errors import CheckpointError
 
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
-
-
-class CheckpointError(StsError, OSError):
-    """A checkpoint cannot be written, or is torn or corrupt."""
 
 
 def write_checkpoint(folder: str | Path, state: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from sts_core import SmoothingConfig, cosine_momentum, spatial_temporal_smoothing
+from sts_core import Precision, SmoothingConfig, cosine_momentum, spatial_temporal_smoothing
 from sts_core.errors import ConfigError
 from sts_core.fields import incidental
 from sts_core.files import is_file_name
@@ -13,7 +13,6 @@ from sts_methods.methods.base import MethodConfig
 from sts_methods.methods.registry import METHODS, method_record
 from sts_methods.training.failure_checks import Reaction
 from sts_methods.training.optimizers import OptimizerConfig
-from sts_methods.training.precision import Precision
 from sts_methods.validation import check_not_negative
 
 MomentumSchedule = Literal["constant", "cosine", "warmup"]

@@ -1,18 +1,16 @@
-"""What stops a run that no longer makes sense: a non-finite loss, collapsed features, ranks that drifted apart."""
+"""What stops a run that no longer makes sense: a non-finite loss, or collapsed features."""
 
 import json
 import math
 import warnings
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from sts_core.distributed import gather_objects, rank, world_size
+from sts_core.distributed import agree, gather_objects, rank
 from sts_core.errors import StsError
 from sts_methods.batch import Batch
 
@@ -25,19 +23,6 @@ class NonFiniteLossError(StsError, ArithmeticError):
 
 class CollapseError(StsError, RuntimeError):
     """The features carry no information any more."""
-
-
-class RankMismatchError(StsError, RuntimeError):
-    """Two ranks hold different weights."""
-
-
-def agree(flag: bool, device: torch.device) -> bool:
-    """Whether `flag` is true on any rank: the same answer everywhere."""
-    if world_size() == 1:
-        return flag
-    shared = torch.tensor(float(flag), device=device)
-    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-    return bool(shared.item())
 
 
 class Guard:
@@ -110,30 +95,3 @@ class Guard:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"reason": reason, "step": step, "ranks": ranks}, indent=1) + "\n")
         return path
-
-
-def checksum(tensor: Tensor) -> int:
-    """CRC-32 of the tensor's bytes, in logical order."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
-
-
-def verify_ranks(tensors: Iterable[tuple[str, Tensor]], *, device: torch.device) -> None:
-    """Raise RankMismatchError, on every rank, with the first tensor that is not the same on all ranks."""
-    if world_size() == 1:
-        return
-    named = list(tensors)
-    mine = torch.tensor([checksum(tensor) for _, tensor in named], dtype=torch.int64, device=device)
-    ranks = [torch.empty_like(mine) for _ in range(world_size())]
-    dist.all_gather(ranks, mine)
-    table = torch.stack(ranks)
-    differing = (table != table[0]).any(dim=0).nonzero().flatten().tolist()
-    if not differing:
-        return
-    name = named[differing[0]][0]
-    others = (table[:, differing[0]] != table[0, differing[0]]).nonzero().flatten().tolist()
-    raise RankMismatchError(
-        f"all ranks must hold the same weights, but {name!r} on rank {others[0]} differs from rank 0's "
-        f"({len(differing)} of {len(named)} tensors differ): resume from the last checkpoint, and look for draws or "
-        f"statistics that depend on the rank"
-    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from sts_methods.batch import Network
+from sts_core import Network
 from sts_methods.data.batches import TrainingData
 from sts_methods.methods.base import StudentTeacherMethod
 from sts_methods.runs.runtime import Runtime

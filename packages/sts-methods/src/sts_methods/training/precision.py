@@ -1,11 +1,10 @@
 """Reduced precision where the hardware has it: bfloat16 on a CPU without it is up to 25 times slower than float32."""
 
 import warnings
-from typing import Literal
 
 import torch
 
-Precision = Literal["float32", "bfloat16", "float16"]
+from sts_core import Precision
 
 
 def cpu_supports(precision: Precision) -> bool:

@@ -7,10 +7,11 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
-from sts_core.distributed import gather_batch, gather_objects
+from sts_core import Network
+from sts_core.distributed import agree, gather_batch, gather_objects, verify_ranks
 from sts_core.errors import ConfigError
 from sts_core.fields import incidental_names, with_present_names
-from sts_methods.batch import Batch, Network
+from sts_methods.batch import Batch
 from sts_methods.data.batches import TrainingData, build_training_data
 from sts_methods.methods.base import StudentTeacherMethod
 from sts_methods.methods.registry import build_method, method_name, method_record
@@ -20,7 +21,7 @@ from sts_methods.runs.resume import check_resumable, config_to_json
 from sts_methods.runs.runtime import RunPlan, Runtime
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.drift import DriftTracker
-from sts_methods.training.failure_checks import Guard, agree, verify_ranks
+from sts_methods.training.failure_checks import Guard
 from sts_methods.training.learner import Learner
 
 

@@ -7,6 +7,7 @@ from html import escape
 from itertools import pairwise
 from statistics import median
 
+from sts_core import effective_momentum
 from sts_eval.report.charts.svg import drawing, text
 
 # Dark to bright, each further from its neighbours to the eye than the last: readable in grey, on black and on white.
@@ -96,7 +97,7 @@ def _draw_cell(
     """The coloured box, and the number that is drawn over the lines."""
     (x, y), (low, high) = corner, ends
     box = f'x="{x + 1:g}" y="{y + 1:g}" width="{CELL_WIDTH - 2:g}" height="{CELL_HEIGHT - 2:g}" rx="3"'
-    name = f"p = {key[0]:g}, m = {key[1]:g}, m_eff = {1 - (1 - key[0]) * (1 - key[1]):.6g}"
+    name = f"p = {key[0]:g}, m = {key[1]:g}, m_eff = {effective_momentum(key[1], key[0]):.6g}"
     if cell is None:
         return f'<rect class="open" {box}><title>{escape(name)}: no run</title></rect>', ""
     colour, dark_text = colour_of((cell.value - low) / (high - low) if high > low else 0.5)

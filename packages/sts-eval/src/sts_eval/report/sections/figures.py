@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from sts_core import effective_momentum
 from sts_eval.report.blocks import (
     EFFECTIVE_MOMENTUM,
     TIMES,
@@ -94,7 +95,7 @@ def _plane(
     ]
     low, high = colour_range([cell.value for cell in cells.values()])
     best = max(cells, key=lambda key: cells[key].value)
-    effective = 1 - (1 - best[0]) * (1 - best[1])
+    effective = effective_momentum(momentum=best[1], preserve_probability=best[0])
     seeds = ONE_SEED if cells[best].num_runs == 1 else f"{cells[best].num_runs} seeds"
     caption = f"{measure.title}, in percent, by p and m ({granularity}-wise units)"
     note = (
