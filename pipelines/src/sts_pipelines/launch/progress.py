@@ -13,6 +13,7 @@ from typing import TextIO
 from sts_core.files import write_atomically
 from sts_methods.runs.progress_line import ProgressDisplay
 from sts_methods.runs.runtime import RunPlan
+from sts_pipelines.launch.warnings_log import WarningsReader
 
 _PLAN = "plan.json"
 
@@ -33,6 +34,8 @@ class Watcher:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
         self._since = time.time()
+        self._warnings = WarningsReader(self.folders)
+        self._display: ProgressDisplay | None = None
 
     def __enter__(self) -> "Watcher":
         self._thread.start()
@@ -41,6 +44,17 @@ class Watcher:
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
         self._thread.join()
+        self._tell_warnings()
+
+    def _pause(self) -> None:
+        self._stop.wait(self.every_seconds)
+        self._tell_warnings()
+
+    def _tell_warnings(self) -> None:
+        for warning in self._warnings.new():
+            if self._display is not None:
+                self._display.close()
+            self.say(f"warning: {warning}")
 
     def say(self, line: str) -> None:
         """Print a line of its own."""
@@ -60,7 +74,7 @@ class Watcher:
                 return True
             if finished:
                 return False
-            self._stop.wait(self.every_seconds)
+            self._pause()
 
     def _follow(self, folder: Path, *, later: Sequence[Path]) -> None:
         """Show a run to its end, or until it has failed and a later one has started."""
@@ -77,7 +91,7 @@ class Watcher:
                 display.show(metrics)
             if finished:
                 break
-            self._stop.wait(self.every_seconds)
+            self._pause()
         display.close()
 
     def _open(self, folder: Path) -> tuple[RunPlan, ProgressDisplay, float]:
@@ -87,7 +101,7 @@ class Watcher:
         label, plan = note.pop("label"), RunPlan(**note)
         start = f" from step {plan.first_step:,}" if plan.first_step else ""
         self.say(f"{label}: {plan.total_steps:,} steps of {plan.images_per_step} images{start}")
-        display = ProgressDisplay(
+        self._display = display = ProgressDisplay(
             total_steps=plan.total_steps, images_per_step=plan.images_per_step, stream=self.stream
         )
         return plan, display, noted

@@ -20,11 +20,13 @@ from sts_pipelines.evaluation.evaluator import evaluate_run, measure_of, share_p
 from sts_pipelines.launch.job import Job, run_lock, write_config
 from sts_pipelines.launch.runtime import RayReport, StorageCopy, build_runtime, worker_device
 from sts_pipelines.launch.storage import mirror_of
+from sts_pipelines.launch.warnings_log import warnings_noted
 
 
 def train_job(job: Job, runtime: LocalRuntime, storage: StorageCopy) -> None:
     """Train, save the backbones and evaluate: what every rank does for a job, in process or on Ray."""
-    with run_lock(job.folder) if runtime.rank == 0 else contextlib.nullcontext():
+    lock = run_lock(job.folder) if runtime.rank == 0 else contextlib.nullcontext()
+    with lock, warnings_noted(job.folder):
         if job.train:
             fit(job.pipeline.training, runtime)
             storage.share()

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from sts_eval import read_results
 from sts_methods.runs.progress_line import format_seconds
+from sts_pipelines.launch.warnings_log import WarningsReader
 from sts_pipelines.sweep.trials import Trial
 from sts_pipelines.terminal import value_of
 
@@ -32,6 +33,7 @@ class TrialWatcher:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sweep progress", daemon=True)
         self._started = time.monotonic()
+        self._warnings = WarningsReader([folder / trial.name for trial in trials])
 
     def __enter__(self) -> "TrialWatcher":
         self._thread.start()
@@ -44,6 +46,8 @@ class TrialWatcher:
     def _watch(self) -> None:
         while self.pending:
             finished = self._stop.is_set()
+            for warning in self._warnings.new():
+                self._say(f"warning: {warning}")
             for name in list(self.pending):
                 value = self._value(name)
                 if value is not None:
@@ -62,5 +66,8 @@ class TrialWatcher:
         self.pending.remove(name)
         done = self.num_trials - len(self.pending)
         left = (time.monotonic() - self._started) / done * len(self.pending)
-        self.stream.write(f"trial {done}/{self.num_trials}  {name}: {value:.1f}  {format_seconds(left)} left\n")
+        self._say(f"trial {done}/{self.num_trials}  {name}: {value:.1f}  {format_seconds(left)} left")
+
+    def _say(self, line: str) -> None:
+        self.stream.write(line + "\n")
         self.stream.flush()
