@@ -167,10 +167,14 @@ def test_arrays_without_labels_are_told_before_the_training(tmp_path: Path) -> N
             check_data(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
 
 
-def test_cifar_needs_a_place_before_the_workers_start() -> None:
+def test_cifar_needs_a_place_before_the_workers_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'cifar10' needs to know where its files are"):
         check_data(resolve("byol-cifar10-sts"))  # type: ignore[arg-type]
-    check_data(resolve("byol-cifar10-sts", ["--data.root", "/nowhere"]))  # type: ignore[arg-type]  # may be downloaded
+    mistyped = tmp_path / "nowhere"
+    with pytest.raises(ConfigError, match="a folder that exists, got root"):
+        check_data(resolve("byol-cifar10-sts", ["--data.root", str(mistyped)]))  # type: ignore[arg-type]
+    assert not mistyped.exists()
+    check_data(resolve("byol-cifar10-sts", ["--data.root", str(tmp_path)]))  # type: ignore[arg-type]  # downloaded later
 
 
 @pytest.mark.parametrize(("name", "flag"), [("imagenet-c", "imagenet-c-root"), ("voc", "voc.data-root")])

@@ -52,13 +52,11 @@ class DatasetRecord:
         return f"{self.name} ({self.about})" if self.about else self.name
 
     def in_place(self, root: str | None, split: Split) -> bool:
-        """Whether the files of a split are there or will be; they are only looked for, as listing them takes long."""
+        """Whether the files of a split are there, or a folder to download them into; listing them would take long."""
         if not self.needs_root:
             return True
         folders = {"train": ("train",), "test": ("val", "test")}[split] if self.class_folders else ("",)
-        return root is not None and (
-            self.downloaded or any((Path(root).expanduser() / name).exists() for name in folders)
-        )
+        return root is not None and any((Path(root).expanduser() / name).exists() for name in folders)
 
 
 DATASETS: dict[str, DatasetRecord] = {}
@@ -115,6 +113,8 @@ def cifar(dataset: str, root: str, split: Split) -> ImageArrays:
 
     reader = CIFAR10 if dataset == "cifar10" else CIFAR100
     folder = Path(root) / reader.base_folder
+    if not Path(root).is_dir():  # perhaps mistyped: better no download than one to a wrong place
+        raise ConfigError(f"{dataset} is read from, or downloaded into, a folder that exists, got root {root!r}")
     try:
         if not folder.exists():
             with locked(Path(root) / ".lock"):  # of several workers on a machine, one downloads
