@@ -10,7 +10,7 @@ StsError (sts_core)
 
 from collections.abc import Sequence
 
-from sts_core.errors import ConfigError, StsError
+from sts_core import ConfigError, StsError
 
 
 class UsageError(StsError, ValueError):

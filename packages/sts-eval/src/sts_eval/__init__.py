@@ -1,7 +1,8 @@
 """Measure a backbone, and set the numbers beside the paper's: see README.md."""
 
-from sts_core.errors import CheckpointError
+from sts_core import CheckpointError
 from sts_eval.corruptions.arrays import ArrayCorruptions
+from sts_eval.corruptions.benchmark import MAIN_CORRUPTIONS
 from sts_eval.corruptions.differences import CorruptionDifference, compare_corruptions
 from sts_eval.corruptions.evaluation import (
     CellResult,
@@ -15,11 +16,13 @@ from sts_eval.corruptions.folders import FolderCorruptions
 from sts_eval.corruptions.generated import CleanArrays, CleanFolder, GeneratedCorruptions
 from sts_eval.corruptions.results import CorruptionResult
 from sts_eval.detection import DetectionConfig, DetectionResult, detection_transfer
+from sts_eval.detection.backends.choice import require_backend
 from sts_eval.errors import DataError
 from sts_eval.evaluations import Evaluation, Metric, evaluation_called, register_evaluation, registered_evaluations
 from sts_eval.features.backbone_source import Backbone, load_source
 from sts_eval.features.extraction import FeatureConfig, Features, extract_features
 from sts_eval.features.images import CentreCrop, image_folder
+from sts_eval.intervals import Estimate, estimate
 from sts_eval.paper.comparison import Comparison, compare_with_paper, comparison_table, load_run
 from sts_eval.paper.numbers import PUBLISHED, PublishedNumber, published, published_rows
 from sts_eval.probes.accuracy import top_k_accuracy
@@ -33,11 +36,13 @@ from sts_eval.probes.few_labels import (
 from sts_eval.probes.linear.probe import LinearProbeResult, linear_probe
 from sts_eval.probes.linear.protocol import LinearProbeConfig, byol_protocol, fast_protocol, moco_protocol
 from sts_eval.probes.neighbours import NeighboursConfig, NeighboursResult, nearest_neighbours
+from sts_eval.report import charts
 from sts_eval.report.build import write_report
 from sts_eval.results import RunResults, add_entries, read_results, write_results
 from sts_eval.runs.drift import DriftCurve, DriftRecord, drift_curve, read_drift, smoothing_effect, teacher_dynamics
 
 __all__ = [
+    "MAIN_CORRUPTIONS",
     "PUBLISHED",
     "ArrayCorruptions",
     "Backbone",
@@ -56,6 +61,7 @@ __all__ = [
     "DetectionResult",
     "DriftCurve",
     "DriftRecord",
+    "Estimate",
     "Evaluation",
     "FeatureConfig",
     "Features",
@@ -72,6 +78,7 @@ __all__ = [
     "add_entries",
     "byol_protocol",
     "cells_of",
+    "charts",
     "classification_accuracy",
     "compare_corruptions",
     "compare_with_paper",
@@ -79,6 +86,7 @@ __all__ = [
     "corruption_robustness",
     "detection_transfer",
     "drift_curve",
+    "estimate",
     "evaluate_cell",
     "evaluate_checkpoints",
     "evaluation_called",
@@ -98,6 +106,7 @@ __all__ = [
     "read_results",
     "register_evaluation",
     "registered_evaluations",
+    "require_backend",
     "smoothing_effect",
     "teacher_dynamics",
     "top_k_accuracy",

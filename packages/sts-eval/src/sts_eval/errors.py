@@ -6,7 +6,7 @@
 Each message is one sentence that gives the rule, the value that breaks it and the remedy.
 """
 
-from sts_core.errors import StsError
+from sts_core import StsError
 
 
 class DataError(StsError, ValueError):

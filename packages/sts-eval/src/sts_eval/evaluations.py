@@ -8,7 +8,7 @@ The record stands beside the function that measures. A package of your own regis
 from dataclasses import dataclass
 from typing import Any
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 
 
 @dataclass(frozen=True)

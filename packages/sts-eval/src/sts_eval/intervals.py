@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 
 
 @dataclass(frozen=True)

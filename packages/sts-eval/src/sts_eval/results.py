@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sts_core.errors import ConfigError, StateError
+from sts_core import ConfigError, StateError
 from sts_core.files import write_atomically
 from sts_eval.evaluations import evaluation_called
 

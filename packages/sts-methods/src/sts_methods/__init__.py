@@ -1,13 +1,14 @@
 """Student-teacher methods, their data and their training loop. See README.md."""
 
-from sts_core.errors import CheckpointError, RankMismatchError
+from sts_core import CheckpointError, RankMismatchError
+from sts_methods import recipes
 from sts_methods.batch import Batch
 from sts_methods.data.batches import TrainingData, build_training_data, evaluation_data
 from sts_methods.data.config import DataConfig
 from sts_methods.data.datasets import DatasetRecord, dataset_record, open_source, register_dataset
 from sts_methods.data.image_files import ImageReadError
 from sts_methods.data.label_split import LabelSplit, label_split
-from sts_methods.data.sources import ImageArrays, ImageFiles
+from sts_methods.data.sources import ImageArrays, ImageFiles, Split
 from sts_methods.methods.base import MethodConfig, MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.byol import Byol, ByolConfig
 from sts_methods.methods.dino import Dino, DinoConfig
@@ -16,15 +17,16 @@ from sts_methods.methods.mean_teacher import MeanTeacher, MeanTeacherConfig
 from sts_methods.methods.moco import MoCo, MoCoConfig
 from sts_methods.methods.registry import METHODS, build_method, method_record, register_method
 from sts_methods.networks.backbones import build_backbone
-from sts_methods.runs.backbone_files import load_backbone, save_backbone
-from sts_methods.runs.checkpoint import CheckpointStore, read_checkpoint, write_checkpoint
+from sts_methods.runs.backbone_files import load_backbone, save_backbone, verify_backbone
+from sts_methods.runs.checkpoint import CheckpointStore, read_checkpoint, read_manifest, write_checkpoint
 from sts_methods.runs.export import ExportReport, export
 from sts_methods.runs.metrics_log import MetricsLog
-from sts_methods.runs.runtime import LocalRuntime, RunListener, RunPlan, Runtime
+from sts_methods.runs.progress_line import ProgressDisplay, format_seconds
+from sts_methods.runs.runtime import LocalRuntime, RunListener, RunPlan, Runtime, default_device
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.failure_checks import CollapseError, NonFiniteLossError
 from sts_methods.training.loop import TrainingResult, fit
-from sts_methods.training.optimizers import OptimizerConfig
+from sts_methods.training.optimizers import OptimizerConfig, build_optimizer, learning_rate, set_learning_rate_
 from sts_methods.views.specs import (
     CropView,
     StrongView,
@@ -67,10 +69,12 @@ __all__ = [
     "MoCoConfig",
     "NonFiniteLossError",
     "OptimizerConfig",
+    "ProgressDisplay",
     "RankMismatchError",
     "RunListener",
     "RunPlan",
     "Runtime",
+    "Split",
     "StepResult",
     "StrongView",
     "StudentTeacherMethod",
@@ -81,23 +85,31 @@ __all__ = [
     "WeakView",
     "build_backbone",
     "build_method",
+    "build_optimizer",
     "build_training_data",
     "dataset_record",
+    "default_device",
     "evaluation_data",
     "export",
     "fit",
+    "format_seconds",
     "label_split",
+    "learning_rate",
     "load_backbone",
     "method_record",
     "multi_crop",
     "open_source",
     "read_checkpoint",
+    "read_manifest",
+    "recipes",
     "register_dataset",
     "register_method",
     "register_views",
     "save_backbone",
+    "set_learning_rate_",
     "two_views",
     "two_weak_views",
+    "verify_backbone",
     "weak_and_strong",
     "write_checkpoint",
 ]

@@ -17,6 +17,8 @@ from sts_methods.methods.moco import MoCoConfig
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.optimizers import OptimizerConfig
 
+__all__ = ["byol_imagenet", "fixmatch_cifar", "fixmatch_teacher", "moco_imagenet", "self_supervised_teacher"]
+
 ByolVariant = Literal["code", "paper", "deepmind"]
 # DeepMind, configs/byol.py, by epochs
 DEEPMIND_RATES = {40: 0.45, 100: 0.45, 300: 0.3, 1000: 0.2}

@@ -2,7 +2,7 @@
 
 import math
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 
 
 def check_positive(**values: float) -> None:

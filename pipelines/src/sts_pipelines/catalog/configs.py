@@ -7,11 +7,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from sts_eval import FeatureConfig, LinearProbeConfig, NeighboursConfig, byol_protocol, fast_protocol, moco_protocol
-from sts_methods import ByolConfig, FixMatchConfig, MoCoConfig, recipes
-from sts_methods.data.config import DataConfig
+from sts_methods import ByolConfig, DataConfig, FixMatchConfig, MoCoConfig, OptimizerConfig, TrainingConfig, recipes
 from sts_methods.recipes import fixmatch_teacher, self_supervised_teacher
-from sts_methods.training.config import TrainingConfig
-from sts_methods.training.optimizers import OptimizerConfig
 from sts_pipelines.config.pipeline import ClusterConfig, EvaluationConfig, PipelineConfig
 
 EIGHT_GPUS = ClusterConfig(num_workers=8, cpus_per_worker=8.0)  # paper: 8 RTX 2080

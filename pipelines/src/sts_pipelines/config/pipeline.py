@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sts_core import Network, SmoothingConfig
-from sts_core.errors import ConfigError
+from sts_core import ConfigError, Network, SmoothingConfig
 from sts_core.files import is_file_name
-from sts_eval import Evaluation, FeatureConfig, LinearProbeConfig, NeighboursConfig, registered_evaluations
-from sts_eval.detection import DetectionConfig
-from sts_methods.training.config import TrainingConfig
+from sts_eval import (
+    DetectionConfig,
+    Evaluation,
+    FeatureConfig,
+    LinearProbeConfig,
+    NeighboursConfig,
+    registered_evaluations,
+)
+from sts_methods import TrainingConfig
 from sts_pipelines.config.plain import digest, kind_of, outcome_relevant, to_dict
 from sts_pipelines.config.storage_path import local_folder
 

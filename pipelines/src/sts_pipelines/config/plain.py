@@ -17,7 +17,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_core.fields import first_name, flattened, former_names, is_incidental
 from sts_methods import METHODS
 from sts_pipelines.config.yaml_text import read_yaml

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from sts_core import Network
-from sts_core.errors import StsError
+from sts_core import Network, StsError
 from sts_eval import read_results
 from sts_methods import CheckpointError, CheckpointStore, load_backbone, read_checkpoint
 from sts_pipelines.config.run_folder import read_run, run_folders

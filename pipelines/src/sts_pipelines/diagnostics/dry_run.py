@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from sts_core import Smoother
-from sts_methods import Batch, build_method, dataset_record, method_record
-from sts_methods.training.optimizers import build_optimizer
+from sts_methods import Batch, build_method, build_optimizer, dataset_record, method_record
 from sts_pipelines.config.pipeline import AnyPipeline, PipelineConfig, SweepConfig, base_of
 from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
 from sts_pipelines.errors import UsageError

@@ -5,11 +5,16 @@ import tempfile
 from pathlib import Path
 
 from sts_core import CheckpointError
-from sts_methods import dataset_record, method_record, open_source
-from sts_methods.data.batches import evaluation_data
-from sts_methods.data.config import DataConfig
-from sts_methods.data.sources import Split
-from sts_methods.runs.checkpoint import CheckpointStore, read_manifest
+from sts_methods import (
+    CheckpointStore,
+    DataConfig,
+    Split,
+    dataset_record,
+    evaluation_data,
+    method_record,
+    open_source,
+    read_manifest,
+)
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.run_folder import run_folders
 from sts_pipelines.errors import UsageError

@@ -27,9 +27,7 @@ from sts_eval import (
     evaluate_cell,
     merge_cells,
 )
-from sts_eval.corruptions.results import Cell
-from sts_methods import ImageArrays, dataset_record, open_source
-from sts_methods.data.config import DataConfig
+from sts_methods import DataConfig, ImageArrays, dataset_record, open_source
 from sts_pipelines.config.pipeline import EvaluationConfig
 
 
@@ -81,7 +79,7 @@ def measure_cells(
     *,
     classes: Sequence[str],
     device: torch.device,
-) -> list[Cell]:
+) -> list[tuple[str, int]]:
     """Show each corrupted image, read or made once, to the models of all groups; their outcomes go to their folders.
 
     Each rank takes every n-th cell; returns those of this rank.
@@ -109,7 +107,7 @@ def measure_cells(
     return mine
 
 
-def _file_of(folder: Path, cell: Cell) -> Path:
+def _file_of(folder: Path, cell: tuple[str, int]) -> Path:
     return folder / f"{cell[0]}-{cell[1]}.npz"
 
 

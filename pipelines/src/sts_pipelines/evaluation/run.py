@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from sts_eval import Features, LinearProbeResult, extract_features
-from sts_methods import load_backbone
-from sts_methods.data.batches import evaluation_data
+from sts_methods import evaluation_data, load_backbone
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.storage_path import is_uri
 

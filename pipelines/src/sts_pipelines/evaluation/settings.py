@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sts_core import StateError
 from sts_core.distributed import broadcast_object, rank
-from sts_core.errors import StateError
 from sts_eval import RunResults, add_entries, read_results, write_results
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import digest

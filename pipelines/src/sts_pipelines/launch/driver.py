@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sts_core.errors import StsError
-from sts_methods.runs.runtime import default_device
+from sts_core import StsError
+from sts_methods import default_device
 from sts_pipelines.config.pipeline import ClusterConfig
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.errors import RunError, WorkersError, first_line

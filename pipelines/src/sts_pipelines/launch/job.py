@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from sts_core import Network
-from sts_core.errors import StateError
+from sts_core import Network, StateError
 from sts_core.files import locked, write_atomically
-from sts_methods.runs.backbone_files import verify_backbone
-from sts_methods.runs.checkpoint import CheckpointStore
+from sts_methods import CheckpointStore, verify_backbone
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, plain_of
 from sts_pipelines.config.plain import from_dict, to_dict
 from sts_pipelines.config.storage_path import is_uri

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from sts_core.files import write_atomically
-from sts_methods.runs.progress_line import ProgressDisplay
-from sts_methods.runs.runtime import RunPlan
+from sts_methods import ProgressDisplay, RunPlan
 from sts_pipelines.launch.warnings_log import WarningsReader
 
 _PLAN = "plan.json"

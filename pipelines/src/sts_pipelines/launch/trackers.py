@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from sts_methods.runs.runtime import RunPlan
+from sts_methods import RunPlan
 from sts_pipelines.config.pipeline import PipelineConfig, TrackingConfig
 from sts_pipelines.errors import UsageError, first_line
 

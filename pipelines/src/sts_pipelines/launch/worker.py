@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sts_core import StsError
 from sts_core.distributed import rank
-from sts_core.errors import StsError
 from sts_core.files import write_atomically
 from sts_methods import LocalRuntime, fit
 from sts_pipelines.config.storage_path import is_uri

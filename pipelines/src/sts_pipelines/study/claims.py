@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from sts_eval import published
-from sts_eval.intervals import Estimate
+from sts_eval import Estimate, published
 from sts_pipelines.study.outcomes import BySeed, Outcomes, minus, summary
 from sts_pipelines.study.small import CIFAR_LABELS, DIGIT_LABELS, GRID_MOMENTA, GRID_PROBABILITIES, TEACHER_LABELS
 

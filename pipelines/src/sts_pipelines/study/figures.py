@@ -5,9 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sts_core.files import write_atomically
-from sts_eval.report.charts.heat_map import Cell, heat_map
-from sts_eval.report.charts.svg import Bar, Series, bar_chart, line_chart, text
-from sts_eval.report.style import standalone
+from sts_eval import charts
 from sts_pipelines.study.claims import SELF_SUPERVISED, TITLES, Finding
 from sts_pipelines.study.outcomes import Outcomes, summary
 from sts_pipelines.study.small import GRID_MOMENTA, GRID_PROBABILITIES
@@ -22,14 +20,14 @@ def write_figures(outcomes: Outcomes, findings: Sequence[Finding], folder: Path)
     gains = list(_gains(findings))
     if gains:
         label = "STS against TMA and against TMA(m_eff)"
-        svg = bar_chart(gains, label=label, x_label="points of top-1, 95 % intervals", name_width=215)
+        svg = charts.bar_chart(gains, label=label, x_label="points of top-1, 95 % intervals", name_width=215)
         drawn.append(
             ("sts-gain.svg", "STS against TMA, and against TMA of the same expected pull: teacher's top-1", svg)
         )
     cells = _cells(outcomes)
     if cells:
         caption = "BYOL on digits over the p x m plane: linear top-1 of the teacher"
-        drawn.append(("p-by-m.svg", caption, heat_map(cells, label=caption)))
+        drawn.append(("p-by-m.svg", caption, charts.heat_map(cells, label=caption)))
     for experiment, setting in SELF_SUPERVISED.items():
         for part, what in ((1, "weights"), (2, "outputs")):
             chart = _drift(outcomes, experiment, part, what)
@@ -37,33 +35,33 @@ def write_figures(outcomes: Outcomes, findings: Sequence[Finding], folder: Path)
                 caption = f"{setting}: mean squared change of the teacher's {what} from epoch to epoch"
                 drawn.append((f"drift-{experiment}-{what}.svg", caption, chart))
     for name, _, svg in drawn:
-        write_atomically(folder / name, standalone(svg) + "\n")
+        write_atomically(folder / name, charts.standalone(svg) + "\n")
     return [(name, caption) for name, caption, _ in drawn]
 
 
-def _gains(findings: Sequence[Finding]) -> Iterable[Bar]:
+def _gains(findings: Sequence[Finding]) -> Iterable[charts.Bar]:
     for found in findings:
         if found.comparison in ("STS - TMA", "STS - TMA(m_eff)") and found.unit == "points":
             labels = " (teacher labels)" if "teacher labels" in found.claim else ""
             corrupted = " (corrupted)" if "robust" in found.claim else ""
             name = f"{found.setting.replace('FixMatch', 'FM')}{labels}{corrupted}"
             against = "TMA" if found.comparison == "STS - TMA" else "m_eff"
-            yield Bar(f"{name} - {against}", found.effect.mean, found.effect.low, found.effect.high, group=name)
+            yield charts.Bar(f"{name} - {against}", found.effect.mean, found.effect.low, found.effect.high, group=name)
 
 
-def _cells(outcomes: Outcomes) -> dict[tuple[float, float], Cell]:
+def _cells(outcomes: Outcomes) -> dict[tuple[float, float], charts.Cell]:
     cells = {}
     for m in GRID_MOMENTA:
         for p in GRID_PROBABILITIES:
             found = summary(outcomes.values("byol-digits-grid", f"m{m:g}-p{p:g}", "linear/teacher"))
             if found is not None:
-                cells[p, m] = Cell(found.mean, found.count)
+                cells[p, m] = charts.Cell(found.mean, found.count)
     return cells if len(cells) == len(GRID_MOMENTA) * len(GRID_PROBABILITIES) else {}
 
 
 def _drift(outcomes: Outcomes, experiment: str, part: int, what: str) -> str | None:
     series = [
-        Series(TITLES[teacher], tuple(outcomes.drift_curve(experiment, teacher, part)), COLOURS[teacher])
+        charts.Series(TITLES[teacher], tuple(outcomes.drift_curve(experiment, teacher, part)), COLOURS[teacher])
         for teacher in outcomes.teachers(experiment)
         if teacher in ("none", "tma", "se-layer", "sts", "control")
     ]
@@ -71,11 +69,11 @@ def _drift(outcomes: Outcomes, experiment: str, part: int, what: str) -> str | N
     if not series:
         return None
     label = f"MSE of {what}"
-    svg = line_chart(series, label=label, x_label="epoch", y_label=label, log_y=True, markers=True)
+    svg = charts.line_chart(series, label=label, x_label="epoch", y_label=label, log_y=True, markers=True)
     return with_legend(svg, series)
 
 
-def with_legend(svg: str, series: Sequence[Series]) -> str:
+def with_legend(svg: str, series: Sequence[charts.Series]) -> str:
     """The chart with one more row below that names its colours."""
     found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert found is not None, "every drawing has a viewBox"
@@ -85,6 +83,6 @@ def with_legend(svg: str, series: Sequence[Series]) -> str:
     for place, item in enumerate(series):
         x, y = step * place + 14, height + LEGEND_ROW / 2
         parts.append(f'<circle class="dot s{item.colour}" cx="{x:g}" cy="{y:g}" r="4.5"/>')
-        parts.append(text(x + 9, y + 4, item.name, anchor="start"))
+        parts.append(charts.text(x + 9, y + 4, item.name, anchor="start"))
     taller = svg.replace(found[0], f'viewBox="0 0 {found[1]} {height + LEGEND_ROW + 4:g}"', 1)
     return taller.removesuffix("</svg>") + "".join(parts) + "</svg>"

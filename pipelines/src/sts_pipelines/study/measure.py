@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sts_eval import (
+    MAIN_CORRUPTIONS,
     CleanArrays,
     CorruptionConfig,
     Features,
@@ -22,7 +23,6 @@ from sts_eval import (
     linear_probe,
     nearest_neighbours,
 )
-from sts_eval.corruptions.benchmark import MAIN_CORRUPTIONS
 from sts_methods import (
     ImageArrays,
     LocalRuntime,

@@ -23,11 +23,15 @@ from sts_core import (
     parameter_drift,
 )
 from sts_core.files import write_atomically
-from sts_methods import build_method
-from sts_methods.data.batches import build_training_data
-from sts_methods.data.config import DataConfig
-from sts_methods.training.config import TrainingConfig
-from sts_methods.training.optimizers import build_optimizer, learning_rate, set_learning_rate_
+from sts_methods import (
+    DataConfig,
+    TrainingConfig,
+    build_method,
+    build_optimizer,
+    build_training_data,
+    learning_rate,
+    set_learning_rate_,
+)
 from sts_pipelines.study.records import git_revision
 from sts_pipelines.study.small import byol, fixmatch
 

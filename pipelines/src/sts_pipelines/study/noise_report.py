@@ -7,8 +7,7 @@ from typing import Any, get_args
 
 from sts_core import Granularity
 from sts_core.files import write_atomically
-from sts_eval.report.charts.svg import Series, line_chart
-from sts_eval.report.style import standalone
+from sts_eval import charts
 from sts_pipelines.study.figures import with_legend
 
 TITLES = {"sts": "STS", "se": "SE"}
@@ -26,7 +25,7 @@ def write_noise_report(output: Path) -> Path:
         for name, config in found["teachers"].items():
             rows.append(_row(found, name, config))
             figure = f"{path.stem}-{name}.svg"
-            write_atomically(output / figure, standalone(_chart(found, name)) + "\n")
+            write_atomically(output / figure, charts.standalone(_chart(found, name)) + "\n")
             figures.append(f"![{found['title']}, {TITLES[name]}]({figure})")
     lines += [*rows, "", _READING, "", *figures, "", f"`{COMMAND}` makes all of it again."]
     write_atomically(output / "README.md", "\n".join(lines) + "\n")
@@ -63,12 +62,12 @@ def _row(found: dict[str, Any], name: str, config: dict[str, Any]) -> str:
 
 
 def _chart(found: dict[str, Any], name: str) -> str:
-    def series(key: str, title: str, colour: int) -> Series:
+    def series(key: str, title: str, colour: int) -> charts.Series:
         points = [(point["step"], point["teachers"][name]) for point in found["points"]]
-        return Series(title, tuple((step, noted[key] / noted["distance"]) for step, noted in points), colour)
+        return charts.Series(title, tuple((step, noted[key] / noted["distance"]) for step, noted in points), colour)
 
     measured = [series(key, key, colour) for colour, key in enumerate(get_args(Granularity), start=1)]
     lines = [*measured, series("predicted", "predicted", 5)]
     label = f"{found['title']}: distance of {TITLES[name]} from TMA(m_eff)"
-    svg = line_chart(lines, label=label, x_label="step", y_label="share of distance to student")
+    svg = charts.line_chart(lines, label=label, x_label="step", y_label="share of distance to student")
     return with_legend(svg, lines)

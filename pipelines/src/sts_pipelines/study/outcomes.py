@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from statistics import fmean
 
-from sts_eval.intervals import Estimate, estimate
+from sts_eval import Estimate, estimate
 from sts_pipelines.study.plan import Record, Study
 
 BySeed = dict[int, float]

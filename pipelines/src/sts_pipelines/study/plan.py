@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sts_methods.training.config import TrainingConfig
+from sts_methods import TrainingConfig
 from sts_pipelines.config.plain import digest, outcome_relevant
 
 

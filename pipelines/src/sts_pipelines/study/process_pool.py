@@ -91,7 +91,7 @@ def _end_with(parent: int) -> None:
 
 def with_corruptions_to_make(runs: Sequence[StudyRun]) -> Iterator[tuple[StudyRun, Sequence[str]]]:
     """Each run with the corruptions whose images must be made before it: all of them for the first that needs any."""
-    from sts_eval.corruptions.benchmark import MAIN_CORRUPTIONS
+    from sts_eval import MAIN_CORRUPTIONS
 
     made: set[tuple[str, str]] = set()
     for run in runs:

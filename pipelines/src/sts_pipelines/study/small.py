@@ -25,9 +25,7 @@ import numpy as np
 
 from sts_core import Granularity, Network, SmoothingConfig
 from sts_core.files import replacing
-from sts_methods import FixMatchConfig, open_source
-from sts_methods.data.config import DataConfig
-from sts_methods.training.config import TrainingConfig
+from sts_methods import DataConfig, FixMatchConfig, TrainingConfig, open_source
 from sts_pipelines.catalog.configs import byol_small, fixmatch_small, moco_small
 from sts_pipelines.errors import UsageError
 from sts_pipelines.study.plan import Study, StudyRun

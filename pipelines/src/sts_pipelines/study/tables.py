@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sts_eval import published_rows
-from sts_eval.intervals import Estimate
+from sts_eval import Estimate, published_rows
 from sts_pipelines.study.claims import SELF_SUPERVISED, TITLES, Finding
 from sts_pipelines.study.outcomes import Outcomes, summary
 from sts_pipelines.study.timing import ratios, update_milliseconds

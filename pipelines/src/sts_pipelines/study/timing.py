@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from sts_core import Granularity, Smoother, SmoothingConfig
-from sts_methods import Batch, Byol, ByolConfig
-from sts_methods.training.optimizers import OptimizerConfig, build_optimizer
+from sts_methods import Batch, Byol, ByolConfig, OptimizerConfig, build_optimizer
 
 GRANULARITIES: dict[str, Granularity] = {"LW": "layer", "CW": "channel", "NW": "neuron"}
 MOMENTUM, PRESERVE = 0.99, 0.7  # the paper's BYOL: STS repo and section 4.1

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sts_core.files import write_atomically
-from sts_methods.runs.checkpoint import CheckpointStore
+from sts_methods import CheckpointStore
 from sts_pipelines.config.pipeline import SweepConfig, plain_of
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sts_core.files import write_atomically
-from sts_eval import read_results
-from sts_eval.report.build import write_report
-from sts_methods.runs.metrics_log import MetricsLog
-from sts_methods.training.config import TrainingConfig
+from sts_eval import read_results, write_report
+from sts_methods import MetricsLog, TrainingConfig
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.errors import RunError, TrialError
 from sts_pipelines.evaluation.settings import is_evaluated

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from sts_eval import read_results
-from sts_methods.runs.progress_line import format_seconds
+from sts_methods import format_seconds
 from sts_pipelines.launch.warnings_log import WarningsReader
 from sts_pipelines.sweep.trials import Trial
 from sts_pipelines.terminal import value_of

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sts_core.errors import StsError
+from sts_core import StsError
 from sts_pipelines.config.pipeline import ClusterConfig, PipelineConfig, SweepConfig
 from sts_pipelines.config.plain import digest, outcome_relevant
 from sts_pipelines.config.storage_path import is_uri, local_folder

@@ -5,7 +5,7 @@ Everything here was read from hendrycks/robustness at 8190fe3 or from the spread
 
 from collections.abc import Sequence
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 
 SEVERITIES = (1, 2, 3, 4, 5)
 

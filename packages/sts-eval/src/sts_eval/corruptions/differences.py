@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_eval.corruptions.results import Cell, CorruptionResult
 from sts_eval.errors import DataError
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_eval.corruptions.benchmark import ALL_CORRUPTIONS
 from sts_eval.corruptions.folders import CellImages, CorruptionSource
 from sts_eval.corruptions.results import Cell, CorruptionResult, Outcomes

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from sts_core.errors import ConfigError, StsError
+from sts_core import ConfigError, StsError
 from sts_eval.corruptions.benchmark import ELASTIC_SIDE, SEVERITY_PARAMETERS, check_corruptions, check_severities
 from sts_eval.corruptions.folders import ImageArray
 

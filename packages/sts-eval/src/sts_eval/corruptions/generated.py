@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from sts_core.errors import ConfigError, StateError
+from sts_core import ConfigError, StateError
 from sts_core.files import write_atomically
 from sts_eval.corruptions.benchmark import ALL_CORRUPTIONS, SEVERITIES, check_corruptions, check_severities
 from sts_eval.corruptions.folders import (

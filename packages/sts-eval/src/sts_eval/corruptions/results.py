@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sts_core import Network
-from sts_core.errors import ConfigError, StateError
+from sts_core import ConfigError, Network, StateError
 from sts_core.files import write_atomically
 from sts_eval.corruptions.benchmark import ALEXNET_ERRORS, EXTRA_CORRUPTIONS, GROUPS, MAIN_CORRUPTIONS, SEVERITIES
 from sts_eval.errors import DataError

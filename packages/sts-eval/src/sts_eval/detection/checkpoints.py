@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sts_core.errors import StateError
+from sts_core import StateError
 from sts_core.files import write_atomically
 
 _NAME = re.compile(r"iteration-(\d{8})\.pt")

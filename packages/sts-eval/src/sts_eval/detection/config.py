@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_core.fields import free, incidental, is_free
 
 Backend = Literal["detectron2", "torchvision"]

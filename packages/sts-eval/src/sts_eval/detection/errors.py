@@ -8,7 +8,7 @@ StsError
 └── BackendMissingError      (ImportError)          an optional backend that is not installed
 """
 
-from sts_core.errors import StsError
+from sts_core import StsError
 
 
 class VocError(StsError, ValueError):

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from sts_core import ConfigError
 from sts_core.distributed import rank, world_size
-from sts_core.errors import ConfigError
 from sts_eval.detection.config import DetectionConfig
 from sts_eval.detection.draws import draw_integers, draw_permutation
 from sts_eval.detection.errors import VocError

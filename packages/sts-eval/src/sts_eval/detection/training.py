@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sts_core import ConfigError
 from sts_core.distributed import barrier, is_parallel, rank, sum_over_ranks_, world_size
-from sts_core.errors import ConfigError
 from sts_core.fields import outcome_relevant
 from sts_core.files import write_atomically
 from sts_eval.detection.backends.interface import Detector

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_eval.detection.config import SPLIT_NAME
 from sts_eval.detection.errors import VocError
 

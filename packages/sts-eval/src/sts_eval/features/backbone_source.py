@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sts_core.errors import CheckpointError, ConfigError
+from sts_core import CheckpointError, ConfigError
 from sts_eval.features.foreign_weights import load_foreign_, read_checkpoint
 from sts_eval.features.images import CentreCrop
 from sts_eval.features.samples import some

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sts_core import distributed
-from sts_core.errors import StateError
+from sts_core import StateError, distributed
 from sts_core.files import locked, write_atomically
 from sts_eval.features.samples import labels_of, load_batches, sample_name
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sts_core import Precision, distributed
-from sts_core.errors import ConfigError, StateError
+from sts_core import ConfigError, Precision, StateError, distributed
 from sts_eval.features.cache import FeatureStore, dataset_fingerprint, open_store
 from sts_eval.features.samples import class_names, load_batches
 from sts_eval.features.unchanged import unchanged

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sts_core.errors import CheckpointError
+from sts_core import CheckpointError
 from sts_eval.features.samples import some
 
 EVALUATED = ("encoder_q.", "teacher.", "online")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_eval.errors import DataError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

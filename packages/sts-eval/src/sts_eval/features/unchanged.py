@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from sts_core.errors import StateError
+from sts_core import StateError
 
 
 def _raw_bytes(tensor: Tensor) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_eval.corruptions.benchmark import EXTRA_CORRUPTIONS
 from sts_eval.corruptions.results import IMAGENET_C, NUM_MAIN_CELLS
 from sts_eval.detection.transfer import VOC

@@ -10,7 +10,7 @@ methods are what the paper quotes for them. A cell "fail" has no value; a cell "
 import difflib
 from dataclasses import dataclass
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 
 Key = tuple[str, str, str]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 
 
 def ranks_of_labels(scores: Tensor, labels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 from sts_eval.features.extraction import FeatureConfig, FrozenBackbone
 from sts_eval.features.samples import check_labels, class_names, load_batches

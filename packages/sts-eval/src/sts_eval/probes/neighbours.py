@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sts_core import distributed
-from sts_core.errors import ConfigError
+from sts_core import ConfigError, distributed
 from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 from sts_eval.features.extraction import Features
 from sts_eval.features.samples import check_labels, check_same_classes

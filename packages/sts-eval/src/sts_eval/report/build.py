@@ -8,7 +8,7 @@ Each section appears where there is data for it. Nothing is written unless the w
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_core.files import write_atomically
 from sts_eval.report.blocks import Fact, Report, Section
 from sts_eval.report.headline import Measure, headline

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sts_core.config import SmoothingConfig
-from sts_core.errors import StateError
+from sts_core import SmoothingConfig, StateError
 from sts_eval.results import FILE_NAME, RunResults, read_results
 from sts_eval.runs.config import (
     CONFIG_NAMES,

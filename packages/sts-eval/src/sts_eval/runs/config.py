@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from sts_core.errors import StateError
+from sts_core import StateError
 from sts_core.fields import flattened
 from sts_eval.results import RunResults, newest
 

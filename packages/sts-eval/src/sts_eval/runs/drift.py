@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sts_core import output_drift, parameter_drift
-from sts_core.errors import ConfigError, StateError
+from sts_core import ConfigError, StateError, output_drift, parameter_drift
 from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 from sts_eval.runs.config import METRICS_NAME, read_metrics
 

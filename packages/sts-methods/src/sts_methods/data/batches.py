@@ -6,7 +6,7 @@ from itertools import count, islice
 import torch
 from torch import Tensor
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_methods.batch import Batch, LabelledOrder
 from sts_methods.data.config import DataConfig
 from sts_methods.data.datasets import dataset_record, open_source

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_core.fields import formerly, incidental
 from sts_methods.data.datasets import DATASETS
 from sts_methods.views.specs import VIEWS, CropView, Interpolation, View, Views

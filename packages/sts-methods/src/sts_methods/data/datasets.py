@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_core.files import locked
 from sts_methods.data.image_folders import image_folder, unlabelled_images
 from sts_methods.data.sources import ImageArrays, Source, Split, Statistics

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_methods.data.image_files import read_image
 from sts_methods.data.sources import ImageArrays, ImageFiles, Source, Statistics
 from sts_methods.views.per_image import resize_centre

@@ -6,7 +6,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from sts_core.errors import StsError
+from sts_core import StsError
 from sts_methods.draws import ByteImage
 
 JPEG_MAGIC = b"\xff\xd8"

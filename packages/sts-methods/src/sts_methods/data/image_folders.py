@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_methods.data.sources import ImageFiles, Paths, Split
 
 IMAGE_SUFFIXES = frozenset(

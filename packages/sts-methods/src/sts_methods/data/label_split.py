@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_methods.draws import LABEL_SPLIT_STREAM, IntArray, permutation
 
 

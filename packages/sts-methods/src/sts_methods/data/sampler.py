@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_methods.draws import IntArray, Keys, permutation
 
 

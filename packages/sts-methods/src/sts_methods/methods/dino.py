@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sts_core import make_teacher
+from sts_core import ConfigError, make_teacher
 from sts_core.distributed import sum_over_ranks, world_size
-from sts_core.errors import ConfigError
 from sts_methods.batch import Batch
 from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.health import health_metrics

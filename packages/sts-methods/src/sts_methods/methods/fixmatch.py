@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sts_core import Buffers, Network, make_teacher
-from sts_core.errors import ConfigError
+from sts_core import Buffers, ConfigError, Network, make_teacher
 from sts_methods.batch import Batch, LabelledOrder
 from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.health import health_metrics, relative_weight_distance

@@ -3,7 +3,7 @@
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_methods.methods import byol, dino, fixmatch, mean_teacher, moco
 from sts_methods.methods.base import MethodConfig, MethodRecord, StudentTeacherMethod
 

@@ -6,7 +6,7 @@ from typing import Literal, cast
 
 from torch import Tensor, nn
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_methods.networks.wide_resnet import WideResNet
 
 Stem = Literal["imagenet", "cifar"]

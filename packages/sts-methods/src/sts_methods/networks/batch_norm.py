@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules import _functions
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sts_core import ConfigError
 from sts_core.distributed import average_over_ranks_, gather_batch, sum_over_ranks, world_size
-from sts_core.errors import ConfigError
 
 
 class _BatchNormOfRanks(_BatchNorm):

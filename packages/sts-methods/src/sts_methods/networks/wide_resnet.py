@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 
 NEGATIVE_SLOPE = 0.1  # google-research/fixmatch libml/models.py, kekmodel models/wideresnet.py
 BN_MOMENTUM = 0.001  # torch's convention; .999 in TensorFlow's (google-research/fixmatch)

@@ -15,8 +15,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sts_core import Network
-from sts_core.errors import StateError
+from sts_core import Network, StateError
 from sts_core.files import replacing, write_atomically
 from sts_methods.networks.backbones import Stem, build_backbone, num_features
 

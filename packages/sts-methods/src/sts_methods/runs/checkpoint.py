@@ -24,7 +24,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from sts_core.errors import CheckpointError
+from sts_core import CheckpointError
 
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"

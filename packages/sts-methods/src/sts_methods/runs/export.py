@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sts_core.errors import ConfigError, StateError
+from sts_core import ConfigError, StateError
 from sts_core.files import replacing
 from sts_methods.runs.backbone_files import _load_strictly, load_backbone
 from sts_methods.runs.detectron2 import detectron2_features, detectron2_name

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from sts_core.errors import StateError
+from sts_core import StateError
 from sts_core.fields import flattened
 
 

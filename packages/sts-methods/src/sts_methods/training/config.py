@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from sts_core import Precision, SmoothingConfig, cosine_momentum, spatial_temporal_smoothing
-from sts_core.errors import ConfigError
+from sts_core import ConfigError, Precision, SmoothingConfig, cosine_momentum, spatial_temporal_smoothing
 from sts_core.fields import incidental
 from sts_core.files import is_file_name
 from sts_methods.data.config import DataConfig

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sts_core import StsError
 from sts_core.distributed import agree, gather_objects, rank
-from sts_core.errors import StsError
 from sts_methods.batch import Batch
 
 Reaction = Literal["stop", "warn"]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 
 Schedule = Literal["cosine", "cosine_7_16", "step", "constant"]
 

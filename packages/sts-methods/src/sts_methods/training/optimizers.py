@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_methods.training.learning_rate import Schedule, learning_rate_factor
 
 OptimizerName = Literal["sgd", "lars", "adamw"]

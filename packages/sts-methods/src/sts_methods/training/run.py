@@ -7,9 +7,8 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
-from sts_core import Network
+from sts_core import ConfigError, Network
 from sts_core.distributed import agree, gather_batch, gather_objects, verify_ranks
-from sts_core.errors import ConfigError
 from sts_core.fields import incidental_names, with_present_names
 from sts_methods.batch import Batch
 from sts_methods.data.batches import TrainingData, build_training_data

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 
 Interpolation = Literal["bilinear", "bicubic"]
 Subject = Literal["photographs", "digits"]

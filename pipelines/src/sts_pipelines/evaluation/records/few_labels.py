@@ -8,8 +8,7 @@ from torch import nn
 
 from sts_core.distributed import gather_lists, rank, world_size
 from sts_eval import CheckpointAccuracy, classification_accuracy, evaluate_checkpoints, evaluation_called, few_labels
-from sts_methods import CheckpointError, CheckpointStore, build_method, read_checkpoint
-from sts_methods.data.batches import evaluation_data
+from sts_methods import CheckpointError, CheckpointStore, build_method, evaluation_data, read_checkpoint
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.evaluation.record import Entries, EvaluationRecord, register_evaluation
 from sts_pipelines.evaluation.run import EvaluatedRun

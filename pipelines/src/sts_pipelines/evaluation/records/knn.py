@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sts_eval import evaluation_called, extract_features, nearest_neighbours
-from sts_methods.data.batches import evaluation_data
+from sts_methods import evaluation_data
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import to_dict
 from sts_pipelines.evaluation.record import Entries, EvaluationRecord, register_evaluation

@@ -6,8 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from sts_core.fields import outcome_relevant
-from sts_eval import DetectionConfig, detection_transfer, evaluation_called
-from sts_eval.detection.backends.choice import require_backend
+from sts_eval import DetectionConfig, detection_transfer, evaluation_called, require_backend
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import digest
 from sts_pipelines.evaluation.record import Entries, EvaluationRecord, register_evaluation

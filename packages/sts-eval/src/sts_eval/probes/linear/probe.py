@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_eval.evaluations import Evaluation, Metric, register_evaluation
 from sts_eval.features.extraction import FeatureConfig, Features, FrozenBackbone, extract_features
 from sts_eval.features.images import CentreCrop

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sts_core.errors import ConfigError
+from sts_core import ConfigError
 from sts_core.fields import free
 
 Solver = Literal["sgd", "lbfgs", "ridge"]

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sts_core import distributed
-from sts_core.errors import ConfigError
+from sts_core import ConfigError, distributed
 from sts_eval.features.extraction import Features, FrozenBackbone
 from sts_eval.features.images import AugmentedSamples, CentreCrop
 from sts_eval.features.samples import class_names, labels_of, load_batches

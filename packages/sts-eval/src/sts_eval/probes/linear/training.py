@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sts_core import distributed
-from sts_core.errors import StateError
+from sts_core import StateError, distributed
 from sts_core.files import write_atomically
 from sts_eval.features.extraction import Features
 from sts_eval.probes.accuracy import count_correct
