@@ -1,9 +1,10 @@
 """Fields say whether an outcome depends on them and what they were called."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from sts_core.fields import (
+    added,
     flattened,
     former_names,
     formerly,
@@ -29,6 +30,7 @@ class Cake:
     guests: int = free(4)
     notes: str = incidental("", metadata=formerly("remarks"))
     sides: Mapping[str, Oven] = field(default_factory=dict)
+    candles: int | None = added(None)
 
 
 CAKE = Cake(oven=Oven(place="left"), sides={"cream": Oven(place="right", degrees=0)})
@@ -43,6 +45,12 @@ def test_a_digest_is_made_of_what_the_outcome_depends_on_under_the_oldest_names(
     }
 
 
+def test_a_field_younger_than_some_runs_is_digested_only_where_it_changes_them() -> None:
+    with_candles = replace(CAKE, candles=3)
+    assert outcome_relevant(with_candles) == outcome_relevant(CAKE) | {"candles": 3}
+    assert "candles" not in outcome_relevant(CAKE)
+
+
 def test_incidental_fields_are_named_in_all_sections_and_free_ones_are_more() -> None:
     assert set(incidental_names(CAKE)) == {"oven.place", "notes"}
     assert [setting.name for setting in fields(Cake) if is_free(setting)] == ["guests", "notes"]
@@ -51,7 +59,7 @@ def test_incidental_fields_are_named_in_all_sections_and_free_ones_are_more() ->
 def test_values_saved_under_former_names_get_the_present_ones() -> None:
     assert former_names(Cake) == {"remarks": "notes"}
     saved = {"oven": {"heat": 200, "place": "left"}, "remarks": "good", "unknown": 1}
-    present = {"oven": {"degrees": 200, "place": "left"}, "notes": "good", "unknown": 1}
+    present = {"oven": {"degrees": 200, "place": "left"}, "notes": "good", "unknown": 1, "candles": None}
     assert with_present_names(CAKE, saved) == with_present_names(CAKE, present) == present
 
 

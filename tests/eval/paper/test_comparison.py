@@ -261,6 +261,7 @@ def test_conditions_come_from_the_config_of_the_run(tmp_path):
     assert describe_training({"name": "x", "training": config}) == describe_training(config)
     by_kind = config | {"method": {"kind": "moco", "backbone": "resnet18"}}  # as pipelines write it
     assert describe_training(by_kind) == describe_training(config)
+    assert describe_training(config | {"stop_after_epochs": 2})["epochs"] == 2  # no row of five
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_results(tmp_path, RunResults(run="a", entries=(linear(30.0, num_train=1500),)))
     run = load_run(tmp_path)

@@ -337,6 +337,8 @@ def test_buffers_that_do_not_suit_the_methods_teacher_give_a_warning(tmp_path: P
         ({"epochs": 3}, "exactly one of epochs and steps"),
         ({"steps": None}, "exactly one of epochs and steps"),
         ({"steps": 0}, "steps must be positive"),
+        ({"stop_after_epochs": 0}, "stop_after_epochs must be positive"),
+        ({"steps": None, "epochs": 3, "stop_after_epochs": 4}, "stop_after_epochs must be at most epochs=3, got 4"),
         ({"precision": "half"}, "precision must be one of"),
         ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1"),
         ({"on_collapse": "ignore"}, "on_collapse must be one of stop, warn"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from sts_core import spatial_ensemble, temporal_moving_average
@@ -51,6 +52,24 @@ def test_a_run_that_crashes_at_random_steps_ends_with_the_same_bits(tmp_path: Pa
     tiny.assert_same_bits(tiny.weights(straight), tiny.weights(resumed))
     assert resumed.step == 12
     assert tiny.logged(tmp_path / "crashed") == tiny.logged(tmp_path / "straight")
+
+
+def test_a_run_that_stops_early_is_the_first_part_of_the_long_one_even_if_it_crashed(tmp_path: Path) -> None:
+    long = _everything()
+    stopped = replace(long, stop_after_epochs=2)
+    with pytest.raises(tiny.CrashError):  # what the long run had done when its eighth step was saved
+        tiny.tiny_fit(long, tiny.CrashingRuntime(tmp_path / "long", 8))
+    with pytest.raises(tiny.CrashError):
+        tiny.tiny_fit(stopped, tiny.CrashingRuntime(tmp_path / "stopped", 6))
+    ended = tiny.tiny_fit(stopped, tiny.runtime(tmp_path / "stopped"))
+    assert ended.step == 8
+    assert tiny.logged(tmp_path / "stopped") == tiny.logged(tmp_path / "long")
+    first, second = (tiny.runtime(tmp_path / name).restore() for name in ("long", "stopped"))
+    assert first is not None
+    assert second is not None
+    for part in ("method", "drift"):
+        tiny.assert_same_bits(first[part], second[part])
+    torch.testing.assert_close(first["optimizer"], second["optimizer"], rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -138,3 +138,17 @@ def test_the_number_to_expect_is_the_one_that_the_paper_prints() -> None:
     for entry, number in numbers.items():
         assert "{" not in entry.description
         assert ("it to fail" if number.value is None else f"{number.printed} %") in entry.description
+
+
+@pytest.mark.parametrize("name", ["byol-imagenet-200ep-se", "moco-imagenet-200ep-se", "byol-imagenet-granularity"])
+def test_se_on_imagenet_says_that_its_strength_is_our_choice(name: str) -> None:
+    assert "SE here has p = .999 and a constant m = 0, which is our choice" in CATALOG[name].description
+    assert "our choice" not in CATALOG[name.replace("-se", "-sts").replace("imagenet-gran", "digits-gran")].description
+
+
+def test_the_smoothing_figure_is_the_beginning_of_a_long_training() -> None:
+    for name, length, stop in (("byol-imagenet-drift", 200, 20), ("byol-digits-drift", 70, 7)):
+        recipe = CATALOG[name].build()
+        assert isinstance(recipe, ComparisonConfig)
+        training = recipe.pipeline.training
+        assert (training.epochs, training.steps, training.stop_after_epochs) == (length, None, stop)

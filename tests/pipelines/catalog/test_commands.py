@@ -73,7 +73,7 @@ def shortened(name: str, roots: dict[str, Path]) -> list[str]:
     if dataset in SMALL_NETWORK and name not in WITH_THEIR_OWN_NETWORK:
         words += ["--method.backbone", SMALL_NETWORK[dataset]]
     if name == "byol-digits-drift":
-        words += ["--steps", "22"]  # an epoch, which is what a drift is measured over
+        words += ["--epochs", "null", "--steps", "22"]  # an epoch, which is what a drift is measured over
     if name.endswith("granularity"):
         words += ["--sweep.cells", ""]
     return words + (FEWER_CELLS if words[0] == "sweep" else [])

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sts_core.fields import formerly, incidental
+from sts_core.fields import added, formerly, incidental
 from sts_pipelines.config.flags import apply_flags, describe_flags
 from sts_pipelines.config.plain import digest, from_dict, outcome_relevant, to_dict
 from sts_pipelines.errors import SchemaError
@@ -30,6 +30,8 @@ class Data:
     """In pixels."""
     folder: str = incidental("here")
     """Where they lie."""
+    mirrored: bool = added(False)
+    """Whether they are mirrored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,10 @@ def test_the_digest_of_a_renamed_field_stays_and_incidental_ones_do_not_count() 
     before = OldConfig(data=OldData(recipe="moco"), seed=3)
     now = Config(images=Data(views="moco", folder="there"), seed=3)
     assert digest(outcome_relevant(now)) == digest(to_dict(before)) == digest(outcome_relevant(Outer(config=now)))
-    assert to_dict(now)["images"] == {"views": "moco", "size": 8, "folder": "there"}
+    assert to_dict(now)["images"] == {"views": "moco", "size": 8, "folder": "there", "mirrored": False}
+    assert digest(outcome_relevant(now)) != digest(
+        outcome_relevant(Config(images=Data(views="moco", mirrored=True), seed=3))
+    )
 
 
 @pytest.mark.parametrize("cls", [Config, Outer])

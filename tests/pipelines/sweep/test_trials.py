@@ -184,6 +184,19 @@ def test_a_scheduled_momentum_is_compared_step_by_step(tiny: Tiny, tmp_path: Pat
     assert check_applied(trial)["momentum"] == cosine_momentum(3, total_steps=4, start=0.9)
 
 
+def test_the_momentum_of_a_trial_that_stops_early_is_scheduled_over_the_whole_length(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    trial = job(tiny, tmp_path, "cosine")
+    training = replace(trial.pipeline.training, steps=None, epochs=10, stop_after_epochs=2)
+    trial = replace(trial, pipeline=replace(trial.pipeline, training=training))
+    m = [cosine_momentum(step, total_steps=20, start=0.9) for step in range(4)]
+    lines = [{"step": s + 1, "epoch": (s + 1) / 2, "momentum": m[s], "preserve_probability": 0.5} for s in range(4)]
+    trial.folder.mkdir(parents=True)
+    (trial.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert check_applied(trial) == {"step": 4, "momentum": m[3], "preserve_probability": 0.5}
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_an_update_that_was_left_out_does_not_void_a_trial(tiny: Tiny, tmp_path: Path, wrong: bool) -> None:
     trial = job(tiny, tmp_path, "cosine")

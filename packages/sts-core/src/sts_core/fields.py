@@ -4,8 +4,10 @@
     class DataConfig:
         views: str = field(default="byol", metadata=formerly("recipe"))
         num_workers: int = incidental(0)
+        mirrored: bool = added(False)
 
-`recipe` is still read wherever configs are, and digests know the field by that name; none knows `num_workers`.
+`recipe` is still read wherever configs are, and digests know the field by that name; none knows `num_workers`, nor
+`mirrored` where it is False: runs from before there was such a field keep their names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,7 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Any
 
 __all__ = [
+    "added",
     "first_name",
     "flattened",
     "former_names",
@@ -20,13 +23,14 @@ __all__ = [
     "free",
     "incidental",
     "incidental_names",
+    "is_digested",
     "is_free",
     "is_incidental",
     "outcome_relevant",
     "with_present_names",
 ]
 
-_INCIDENTAL, _FREE, _FORMERLY = "incidental", "free", "formerly"
+_INCIDENTAL, _FREE, _FORMERLY, _ADDED = "incidental", "free", "formerly", "added"
 
 
 def incidental(default: Any = MISSING, *, metadata: Mapping[str, Any] | None = None) -> Any:
@@ -39,6 +43,11 @@ def free(default: Any = MISSING, *, metadata: Mapping[str, Any] | None = None) -
     return field(default=default, metadata={**(metadata or {}), _FREE: True})
 
 
+def added(default: Any, *, metadata: Mapping[str, Any] | None = None) -> Any:
+    """A field that is younger than some runs, with the default that they had without it."""
+    return field(default=default, metadata={**(metadata or {}), _ADDED: True})
+
+
 def formerly(*names: str) -> dict[str, Any]:
     """Metadata of a renamed field: its former names, the oldest first. All are still read; the oldest is digested."""
     return {_FORMERLY: names}
@@ -47,6 +56,11 @@ def formerly(*names: str) -> dict[str, Any]:
 def is_incidental(setting: Field[Any]) -> bool:
     """Whether no outcome depends on the field."""
     return bool(setting.metadata.get(_INCIDENTAL))
+
+
+def is_digested(setting: Field[Any], value: Any) -> bool:
+    """Whether digests know that the field has this value."""
+    return not is_incidental(setting) and not (setting.metadata.get(_ADDED) and value == setting.default)
 
 
 def is_free(setting: Field[Any]) -> bool:
@@ -67,8 +81,8 @@ def former_names(config: Any) -> dict[str, str]:
 
 def outcome_relevant(config: Any) -> dict[str, Any]:
     """Plain values of all that the outcome depends on, under their first names: what a digest is made of."""
-    kept = (setting for setting in fields(config) if setting.init and not is_incidental(setting))
-    return {first_name(setting): _plain(getattr(config, setting.name)) for setting in kept}
+    values = [(setting, getattr(config, setting.name)) for setting in fields(config) if setting.init]
+    return {first_name(setting): _plain(value) for setting, value in values if is_digested(setting, value)}
 
 
 def incidental_names(config: Any, prefix: str = "") -> Iterator[str]:
@@ -82,9 +96,10 @@ def incidental_names(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def with_present_names(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values`, saved from an earlier version of this config, under the present names of its fields."""
+    """`values`, saved from an earlier version of this config, under the present names and with all of its fields."""
     names = former_names(config)
-    present = {names.get(name, name): value for name, value in values.items()}
+    present = {setting.name: setting.default for setting in fields(config) if setting.metadata.get(_ADDED)}
+    present |= {names.get(name, name): value for name, value in values.items()}
     for name, value in present.items():
         section = getattr(config, name, None)
         if is_dataclass(section) and isinstance(value, Mapping):

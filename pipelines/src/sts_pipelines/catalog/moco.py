@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from sts_pipelines.catalog.registry import named
+from sts_pipelines.catalog.registry import named, note_on_se
 
 if TYPE_CHECKING:
     from sts_pipelines.catalog.configs import Dataset
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 EIGHT_GPUS = "8 GPUs, 11 GB each"
 HOURS = "53 on V100"  # MoCo's README, 200 epochs on 8 V100
 
-# (m, p): m = .999 is MoCo v2's, p = .5 the paper's; SE p = .999 is the only one the paper names (smoothing figure).
+# (m, p): m = .999 is MoCo v2's, p = .5 the paper's; for SE see `note_on_se`.
 IMAGENET = {"none": (0.0, 0.0), "se": (0.0, 0.999), "tma": (0.999, 0.0), "sts": (0.999, 0.5)}
 # A key of the short queue is a few steps old, so the teacher may forget faster.
 SMALL = {"none": (0.0, 0.0), "se": (0.0, 0.97), "tma": (0.97, 0.0), "sts": (0.97, 0.5)}
@@ -35,7 +35,7 @@ def _imagenet(smoothing: str) -> None:
     sts run {name} --data.root /data/imagenet
 
     Hardware: {EIGHT_GPUS}. Time: 53 hours on 8 V100 (MoCo's README). Expect {{expected}}.
-    Five runs of MoCo itself spread by .16 (sample deviation), so one run decides nothing.
+    Five runs of MoCo itself spread by .16 (sample deviation), so one run decides nothing.{note_on_se(smoothing)}
     """
 
 

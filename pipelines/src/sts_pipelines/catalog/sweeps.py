@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from sts_pipelines.catalog.registry import named
+from sts_pipelines.catalog.registry import named, note_on_se
 
 if TYPE_CHECKING:
     from sts_pipelines.config.pipeline import PipelineConfig, SweepConfig
@@ -62,12 +62,13 @@ def _granularity(dataset: Literal["imagenet", "digits", "cifar10"], hardware: st
         )
         return SweepConfig(pipeline=_base(dataset, name), sweep=grid)
 
+    se = note_on_se("se") if dataset == "imagenet" else ""
     build.__doc__ = f"""TMA, and SE and STS by layer, channel and neuron, on {dataset}: accuracy and relative time.
 
     sts sweep {name}{_root(dataset)}
 
     Hardware: {hardware}. Hours: {hours}. Expect on ImageNet SE 67.8 / 70.8 / 71.6, STS 72.7 / 72.8 / 72.8 (paper); the
-    paper's neuron-wise masks cost 1.8 times the time of TMA, ours are meant to cost nothing.
+    paper's neuron-wise masks cost 1.8 times the time of TMA, ours are meant to cost nothing.{se}
     """
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from sts_core import ConfigError
-from sts_core.fields import first_name, flattened, former_names, is_incidental
+from sts_core.fields import first_name, flattened, former_names, is_digested
 from sts_methods import METHODS
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import SchemaError, UsageError
@@ -58,7 +58,7 @@ def to_dict(config: Any, *, to_digest: bool = False) -> dict[str, Any]:
             plain.update({name: to_dict(section, to_digest=to_digest) for name, section in value.items()})
         elif not to_digest:
             plain[field.name] = _to_plain(value, tagged=tagged)
-        elif not is_incidental(field):
+        elif is_digested(field, value):
             plain[first_name(field)] = _to_plain(value, tagged=tagged, to_digest=True)
     return plain
 

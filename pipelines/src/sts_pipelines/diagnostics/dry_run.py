@@ -72,11 +72,11 @@ def _schedule(pipeline: PipelineConfig) -> list[str]:
     ]
     images = dataset_record(training.data.dataset).num_images
     if images is None:
-        return [*lines, f"steps: {training.steps or f'{training.epochs} epochs of your data'}"]
+        epochs = training.stop_after_epochs or training.epochs
+        return [*lines, f"steps: {f'{epochs} epochs of your data' if epochs else training.steps}"]
     consumed = training.global_batch_size * (training.data.unlabelled_ratio if semi else 1)
     per_epoch = images // consumed
-    total = training.total_steps(per_epoch)
-    return [*lines, f"steps: {total:,} ({per_epoch:,} an epoch of {images:,} images)"]
+    return [*lines, f"steps: {training.last_step(per_epoch):,} ({per_epoch:,} an epoch of {images:,} images)"]
 
 
 def _memory(pipeline: PipelineConfig, method: Any, *, bank: int) -> list[str]:

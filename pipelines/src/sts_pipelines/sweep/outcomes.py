@@ -49,7 +49,8 @@ def check_applied(job: Job) -> dict[str, float]:
     updates = [line for line in lines if "preserve_probability" in line]
     if not updates:
         raise TrialError(f"{job.label} must log the p and m that it applied, got none: look at its metrics.jsonl")
-    total = int(lines[-1]["step"])
+    last = int(lines[-1]["step"])
+    total = _schedule_length(job.pipeline.training, lines[-1])
     p = job.pipeline.training.smoothing.preserve_probability
     for line in updates:
         momenta = _scheduled(job.pipeline.training, line, total_steps=total)
@@ -60,12 +61,19 @@ def check_applied(job: Job) -> dict[str, float]:
                 f"to train it anew"
             )
     content = {
-        "step": total,
+        "step": last,
         "momentum": updates[-1]["momentum"],
         "preserve_probability": updates[-1]["preserve_probability"],
     }
     write_atomically(job.folder / _FINISHED, json.dumps(content) + "\n")
     return content
+
+
+def _schedule_length(training: TrainingConfig, last: Mapping[str, Any]) -> int:
+    """The steps that m is scheduled over: those done, unless the training stopped before its end."""
+    if training.stop_after_epochs is None:
+        return int(last["step"])
+    return training.total_steps(round(last["step"] / last["epoch"]))
 
 
 def _scheduled(training: TrainingConfig, line: Mapping[str, Any], *, total_steps: int) -> list[float]:

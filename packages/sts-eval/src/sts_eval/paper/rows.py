@@ -179,7 +179,8 @@ def describe_training(config: Mapping[str, Any]) -> dict[str, Any]:
         "warmup_epochs": optimizer.get("warmup_epochs"),
         "unlabelled_ratio": data.get("unlabelled_ratio"),
         **{key: method.get(key) for key in ("queue_size", "pseudo_labels")},
-        **{key: training.get(key) for key in ("epochs", "steps", "global_batch_size", "momentum_schedule")},
+        **{key: training.get(key) for key in ("steps", "global_batch_size", "momentum_schedule")},
+        "epochs": training.get("stop_after_epochs") or training.get("epochs"),
         "recipe": recipe_of(config) or None,
     }
     if "momentum" in smoothing and "preserve_probability" in smoothing:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from sts_core import ConfigError, Precision, SmoothingConfig, cosine_momentum, spatial_temporal_smoothing
-from sts_core.fields import incidental
+from sts_core.fields import added, incidental
 from sts_core.files import is_file_name
 from sts_methods.data.config import DataConfig
 from sts_methods.methods.base import MethodConfig
@@ -41,6 +41,8 @@ class TrainingConfig:
     """Length of the training in passes over the data."""
     steps: int | None = None
     """Length of the training in optimizer steps, instead of `epochs`."""
+    stop_after_epochs: int | None = added(None)
+    """End after so many passes, as the first part of the whole: its length still sets learning rate and momentum."""
     accumulation: int = 1
     """Micro-batches per optimizer step; the teacher moves once per optimizer step."""
     precision: Precision = "float32"
@@ -91,7 +93,13 @@ class TrainingConfig:
         return cosine_momentum(step, total_steps=total_steps, start=m)
 
     def total_steps(self, steps_per_epoch: int) -> int:
+        """The length that schedules refer to."""
         return self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch
+
+    def last_step(self, steps_per_epoch: int) -> int:
+        """Where the training ends: after `total_steps`, or before."""
+        total, stop = self.total_steps(steps_per_epoch), self.stop_after_epochs
+        return total if stop is None else min(total, stop * steps_per_epoch)
 
 
 def _check_choices(config: TrainingConfig) -> None:
@@ -107,6 +115,12 @@ def _check_choices(config: TrainingConfig) -> None:
             raise ConfigError(f"{name} must be one of {known}, got {getattr(config, name)!r}", fields=(name,))
 
 
+_POSITIVE_OR_NONE = (
+    "epochs", "steps", "stop_after_epochs", "checkpoint_every_steps", "verify_ranks_every_steps",
+    "checkpoint_every_minutes",
+)  # fmt: skip
+
+
 def _check_counts(config: TrainingConfig) -> None:
     if (config.epochs is None) == (config.steps is None):
         raise ConfigError(
@@ -114,9 +128,14 @@ def _check_counts(config: TrainingConfig) -> None:
             f"say how long to train in one of them and set the other to null",
             fields=("epochs", "steps"),
         )
-    for name in ("epochs", "steps", "checkpoint_every_steps", "verify_ranks_every_steps", "checkpoint_every_minutes"):
+    for name in _POSITIVE_OR_NONE:
         if (value := getattr(config, name)) is not None and not value > 0:
             raise ConfigError(f"{name} must be positive or None, got {value!r}", fields=(name,))
+    if config.epochs is not None and (config.stop_after_epochs or 0) > config.epochs:
+        raise ConfigError(
+            f"stop_after_epochs must be at most epochs={config.epochs}, got {config.stop_after_epochs}",
+            fields=("stop_after_epochs", "epochs"),
+        )
     check_not_negative(
         collapse_feature_std=config.collapse_feature_std, collapse_effective_rank=config.collapse_effective_rank
     )

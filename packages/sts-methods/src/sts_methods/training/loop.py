@@ -49,7 +49,7 @@ def fit(
     run = Run(config, runtime, method=method, data=data)
     try:
         run.start()
-        for step in range(run.step, run.total_steps):
+        for step in range(run.step, run.last_step):
             batches = next(run.batches)
             metrics = run.learner.accumulate_gradients(batches)
             accepted = run.guard.accepts(metrics["loss"], batches, step)

@@ -37,12 +37,12 @@ class Run:
     ) -> None:
         self.config, self.runtime = config, runtime
         self.data = data if data is not None else _build_data(config, runtime)
-        self.total_steps = config.total_steps(self.data.steps_per_epoch)
+        self.last_step = config.last_step(self.data.steps_per_epoch)
         self.learner = Learner(
             config,
             method if method is not None else build_method(config.method, seed=config.seed),
             runtime,
-            total_steps=self.total_steps,
+            total_steps=config.total_steps(self.data.steps_per_epoch),
             steps_per_epoch=self.data.steps_per_epoch,
         )
         self.guard = Guard(
@@ -68,7 +68,7 @@ class Run:
         plan = RunPlan(
             config=self._config_json,
             first_step=self.step,
-            total_steps=self.total_steps,
+            total_steps=self.last_step,
             steps_per_epoch=self.data.steps_per_epoch,
             images_per_step=self.config.global_batch_size * parts,
             keep_checkpoints=self.config.keep_checkpoints,
@@ -86,7 +86,7 @@ class Run:
         else:
             self._window.add(metrics)
         self._num_images += sum(_num_images(batch) for batch in batches) * self.runtime.world_size
-        last = self.step == self.total_steps
+        last = self.step == self.last_step
         if self._every(self.config.verify_ranks_every_steps) or last:
             verify_ranks(self.learner.named_tensors(), device=self.runtime.device)
         drift: dict[str, float] = {}
@@ -208,9 +208,9 @@ class Run:
 
     def _drift_tracker(self) -> DriftTracker:
         """On the first view of the ranks' first batch: the same images in every run of this seed and after a resume."""
-        if self.total_steps < self.data.steps_per_epoch:
+        if self.last_step < self.data.steps_per_epoch:
             raise ConfigError(
-                f"track_drift compares the teacher epoch by epoch, got {self.total_steps} of an epoch's "
+                f"track_drift compares the teacher epoch by epoch, got {self.last_step} of an epoch's "
                 f"{self.data.steps_per_epoch} steps: train at least one, or set track_drift to false"
             )
         first = next(self.data.steps(0))[0]

@@ -39,6 +39,8 @@ def overview_section(runs: Sequence[Run]) -> Section:
     for run in runs:
         smoothing, training = run.smoothing, run.section
         length = [f"{training[key]} {key}" for key in ("epochs", "steps") if training.get(key) is not None]
+        if (stop := training.get("stop_after_epochs")) is not None:
+            length.append(f"stopped after {stop} epochs")
         method = training.get("method")
         name = method.get("name") if isinstance(method, Mapping) else None
         effective = None if smoothing is None else f"{smoothing.effective_momentum:.6g}"
