@@ -68,11 +68,14 @@ def byol_imagenet(
 
 
 def _byol_deepmind(*, epochs: int, m: float | None, p: float) -> TrainingConfig:
-    """LARS, batch 4096, bicubic crops.
+    """LARS, batch 4096, bicubic crops, blocks that start as the identity.
 
-    Two things differ from DeepMind's. The batch is made of micro-batches, so batch norm covers 256 images where the
-    original covers all 4096. The blur is Pillow's, three boxes of the drawn deviation, where the original is a Gaussian
-    of 23 taps.
+    What differs from DeepMind's. The batch is made of micro-batches, so batch norm covers 256 images where the original
+    covers all 4096. Its jitter adds to the brightness where ours multiplies, takes contrast about the mean of each
+    channel and saturation in HSV; ours is Pillow's. The blur is Pillow's,
+    three boxes of the drawn deviation, where the original is a Gaussian of 23 taps. Its bicubic resizing, in evaluation
+    too, has no antialias; ours has, and evaluation is bilinear. Its convolutions are initialised as haiku's, padded as
+    TensorFlow's, and its target network starts from weights of its own, ours from the student's.
     """
     if epochs not in DEEPMIND_RATES:
         known = ", ".join(map(str, DEEPMIND_RATES))
@@ -80,7 +83,7 @@ def _byol_deepmind(*, epochs: int, m: float | None, p: float) -> TrainingConfig:
     base = byol_imagenet("code", epochs=epochs, m=DEEPMIND_MOMENTA[epochs] if m is None else m, p=p)
     return replace(
         base,
-        method=ByolConfig(backbone="resnet50", output_bias=False),  # DeepMind, utils/networks.py
+        method=ByolConfig(backbone="resnet50", output_bias=False, zero_init_last=True),  # DeepMind, utils/networks.py
         data=replace(base.data, interpolation="bicubic"),  # DeepMind
         optimizer=OptimizerConfig(
             name="lars",

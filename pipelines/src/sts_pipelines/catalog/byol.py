@@ -99,7 +99,9 @@ def byol_imagenet_deepmind() -> "PipelineConfig":
     sts run byol-imagenet-300ep-deepmind --data.root /data/imagenet
 
     Hardware: 8 GPUs, 11 GB each, 16 micro-batches a step. Time: not measured. Expect {published} % with the student
-    (BYOL paper). Two things differ from its authors': batch norm covers a micro-batch, and the blur is Pillow's.
+    (BYOL paper). What differs from its authors': batch norm covers a micro-batch; jitter and blur are Pillow's, where
+    theirs adds to the brightness and has contrast by channel; bicubic crops are antialiased, evaluation is bilinear;
+    convolutions start as timm's, and the teacher as a copy of the student.
     """
     from sts_pipelines.catalog.configs import byol_imagenet
 

@@ -52,7 +52,7 @@ def note_on_se(smoothing: str) -> str:
     """What a docstring adds on ImageNet's SE rows; nothing for the others."""
     note = """
     SE here has p = .999 and a constant m = 0, which is our choice: neither the paper nor its code says with what p and
-    m these rows were trained. The paper names p = .999 for its smoothing figure alone, and in its code m rises to 1."""
+    m these rows were trained. The paper names p = .999 for its smoothing figure alone; its BYOL code raises m to 1."""
     return note if smoothing == "se" else ""
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sts_core import make_teacher
+from sts_core.fields import added
 from sts_methods.batch import Batch
 from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.health import health_metrics
@@ -32,6 +33,8 @@ class ByolConfig:
     """Width of the projections."""
     output_bias: bool = True  # True in the code of the STS paper, False in deepmind-research/byol utils/networks.py
     """Whether the last linear layer of projector and predictor has a bias; variant `deepmind` sets False."""
+    zero_init_last: bool = added(False)  # False in the code of the STS paper, True in DeepMind's (haiku)
+    """Whether the last norm of each of a ResNet's blocks starts at zero; variant `deepmind` sets True."""
     concatenate_views: bool = False
     """One forward pass for both views: fewer, larger kernels, but batch norm then sees both views as one batch."""
 
@@ -63,7 +66,7 @@ class Byol(StudentTeacherMethod):
         super().__init__()
         self.config = config
         with initialised_from(seed):
-            backbone = build_backbone(config.backbone, stem=config.stem)
+            backbone = build_backbone(config.backbone, stem=config.stem, zero_init_last=config.zero_init_last)
             hidden, width = config.hidden_dim, config.projection_dim
             projector = norm_mlp(num_features(backbone), hidden, width, output_bias=config.output_bias)
             predictor = norm_mlp(width, hidden, width, output_bias=config.output_bias)

@@ -14,18 +14,21 @@ Stem = Literal["imagenet", "cifar"]
 _WIDE_RESNET = re.compile(r"wrn_(\d+)_(\d+)")
 
 
-def build_backbone(name: str, *, stem: Stem = "imagenet") -> nn.Module:
+def build_backbone(name: str, *, stem: Stem = "imagenet", zero_init_last: bool = False) -> nn.Module:
     """A network from images [N, 3, H, W] to pooled features [N, num_features], with attribute `num_features`.
 
     `name` is one of timm's or `wrn_<depth>_<width>`, without dropout and stochastic depth even where timm's default has
     them. The CIFAR stem, a 3x3 convolution of stride 1 and no max-pool, exists for ResNets; a wide ResNet has no other.
+    `zero_init_last` starts the last norm of each of a timm ResNet's blocks at zero, so that the block adds nothing.
     """
     if stem not in ("imagenet", "cifar"):
         raise ConfigError(f'stem must be "imagenet" or "cifar", got {stem!r}: choose one of these')
     wide = _WIDE_RESNET.fullmatch(name)
+    if wide and zero_init_last:
+        raise ConfigError(f"zero_init_last is for timm's ResNets, got {name!r}")
     if wide:
         return _wide_resnet(int(wide[1]), int(wide[2]), stem=stem)
-    network = _from_timm(name)
+    network = _from_timm(name, zero_init_last=zero_init_last)
     if stem == "cifar":
         _use_cifar_stem_(network, name)
     return network
@@ -63,7 +66,7 @@ def _wide_resnet(depth: int, width: int, *, stem: Stem) -> WideResNet:
     return WideResNet(depth=depth, width=width)
 
 
-def _from_timm(name: str) -> nn.Module:
+def _from_timm(name: str, *, zero_init_last: bool) -> nn.Module:
     import timm  # takes seconds: those who only read configs do not wait for it
 
     if not timm.is_model(name):
@@ -73,7 +76,9 @@ def _from_timm(name: str) -> nn.Module:
     options: dict[str, bool] = {}
     if timm.models.is_model_in_modules(name, ["resnet"]):
         # timm starts the last norm of each block at zero; torchvision's ResNet, which MoCo v2 trains, does not.
-        options["zero_init_last"] = False
+        options["zero_init_last"] = zero_init_last
+    elif zero_init_last:
+        raise ConfigError(f"zero_init_last is for timm's ResNets, got {name!r}")
     if timm.models.is_model_in_modules(name, ["vision_transformer"]):
         # Multi-crop feeds two sizes of image to one network, so the position embeddings must resize.
         options["dynamic_img_size"] = True

@@ -1,8 +1,8 @@
 """Gaussian blur as Pillow computes it: three box blurs in a row, one filter of at most 13 taps for sigma <= 2.
 
 Pillow rounds to 8 bits after each of its six passes (three boxes, two directions), here the result is rounded once.
-Its views are sharper for it: the Laplacian of ours is 5.8 % lower in BYOL's first view, which is always blurred. Six
-passes instead of two would be the price of the same bits.
+Its views are sharper for it: the mean absolute Laplacian of ours was 4 % lower for 300 photographs at 224 px and sigmas
+between .1 and 2. Six passes instead of two would be the price of the same bits.
 """
 
 import math
