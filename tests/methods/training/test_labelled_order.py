@@ -69,4 +69,4 @@ def test_a_run_with_another_order_or_from_before_there_were_two_is_not_continued
         fit(replace(CONFIG, steps=1), tiny.runtime(tmp_path))
     earlier = describe(CONFIG)
     del earlier["method"]["labelled_order"]
-    assert differences(earlier, describe(CONFIG)) == ["method.labelled_order was None and is now 'random'"]
+    assert differences(earlier, describe(CONFIG), ()) == ["method.labelled_order was None and is now 'random'"]

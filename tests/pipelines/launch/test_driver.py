@@ -116,14 +116,14 @@ def test_a_variant_that_fails_leaves_the_others_and_is_named_at_the_end(
         groups.append("+".join(job.label for job in jobs))
         driver._train_in_process(jobs)
 
-    def diverging(job: Job, runtime: Any) -> None:
+    def diverging(job: Job, *rest: Any) -> None:
         if job.label == "none":
             raise StateError("the loss is not finite")
-        train_job(job, runtime)
+        train_job(job, *rest)
 
     monkeypatch.setattr(driver, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(driver, "train_on_ray", one_group)
-    monkeypatch.setattr(driver, "train_job", diverging)
+    monkeypatch.setattr(worker, "train_job", diverging)
     with pytest.raises(RunError, match=r"1 of 3 runs failed: none \(the loss is not finite\); the same command tries"):
         run_pipeline(recipe)
     assert groups == ([] if num_workers == 0 else ["none+a+b", "none", "a", "b"])
