@@ -240,7 +240,7 @@ def test_a_killed_evaluation_resumes_with_the_features_it_had(tiny: Tiny, monkey
     pipeline = tiny("byol-digits-tma", steps=1)
     pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
     with monkeypatch.context() as killed:
-        killed.setattr("sts_pipelines.evaluation.evaluator.nearest_neighbours", raising(KeyboardInterrupt))
+        killed.setattr("sts_pipelines.evaluation.records.knn.nearest_neighbours", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run(pipeline)
     shown = []
