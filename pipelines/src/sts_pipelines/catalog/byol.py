@@ -131,8 +131,8 @@ def byol_digits_drift() -> "ComparisonConfig":
 
     The first 7 epochs of a training of 70. Hardware: two CPU cores. Time: a few minutes. Expect the order of the figure
     in the mean over epochs, not in each: over four seeds, the weights of none moved by 9.9e-5, of TMA by 6.7e-5 and of
-    SE by 6.2e-5 (none most in all four), outputs by 37, 11 and 8 (in one seed TMA's moved more than none's). In the last
-    epoch the weights of TMA moved more than those of none in three of the four.
+    SE by 6.2e-5 (none most in all four), outputs by 37, 11 and 8 (in one seed TMA's moved more than none's). In
+    the last epoch the weights of TMA moved more than those of none in three of the four.
     """
     from sts_pipelines.catalog.configs import byol_small
 
