@@ -1,6 +1,7 @@
 """TMA, SE and STS teacher updates for any student-teacher loop. See README.md."""
 
 from sts_core import distributed, fields, files
+from sts_core.attachment import Attachment
 from sts_core.config import (
     Buffers,
     Granularity,
@@ -14,7 +15,15 @@ from sts_core.config import (
     temporal_moving_average,
 )
 from sts_core.drift import fragment_age, output_drift, parameter_drift
-from sts_core.errors import CheckpointError, ConfigError, PairingError, RankMismatchError, StateError, StsError
+from sts_core.errors import (
+    CheckpointError,
+    ConfigError,
+    PairingError,
+    RankMismatchError,
+    StateError,
+    StsError,
+    SwapError,
+)
 from sts_core.pairing import make_teacher
 from sts_core.schedules import constant_momentum, cosine_momentum
 from sts_core.smoother import Applied, Smoother, TeacherBank
@@ -24,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Applied",
+    "Attachment",
     "Buffers",
     "CheckpointError",
     "ConfigError",
@@ -36,6 +46,7 @@ __all__ = [
     "SmoothingConfig",
     "StateError",
     "StsError",
+    "SwapError",
     "TeacherBank",
     "constant_momentum",
     "cosine_momentum",

@@ -4,6 +4,7 @@
     ├── ConfigError         (ValueError)            a setting outside its domain
     ├── PairingError        (ValueError)            student and teacher do not belong together
     ├── StateError          (ValueError)            a saved state that belongs to another configuration
+    ├── SwapError           (RuntimeError)          a student in use that has its teacher's weights for a while
     ├── CheckpointError     (OSError, ValueError)   weights that cannot be written, read or loaded
     └── RankMismatchError   (RuntimeError)          ranks that hold different weights
 
@@ -29,6 +30,10 @@ class PairingError(StsError, ValueError):
 
 class StateError(StsError, ValueError):
     """A saved state does not fit what it is loaded into."""
+
+
+class SwapError(StsError, RuntimeError):
+    """Something happens to a student inside `swapped()` that must not happen there."""
 
 
 class CheckpointError(StsError, OSError, ValueError):

@@ -1,17 +1,23 @@
 """The teacher update: `Smoother` for one teacher, `TeacherBank` for many teachers of one student."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sts_core.attachment import Attachment
 from sts_core.config import SmoothingConfig, check_probability
 from sts_core.errors import ConfigError, PairingError, StateError
 from sts_core.kernels import choice
 from sts_core.kernels.interface import Backend, Kernel, Pair, Rule
 from sts_core.pairing import NamedPair, Watch, addresses, make_teacher, pair
+from sts_core.swap import check_not_swapped, swapped
+
+Schedule = Callable[[int], float]
+"""A value for each update, by its index: pure, so that a resumed run goes on as it would have."""
 
 _STATE_VERSION = 1
 
@@ -91,13 +97,29 @@ def _copy_buffers(pairs: list[NamedPair]) -> None:
             p.teacher.copy_(p.student)
 
 
-class Smoother:
+class _Attachable:
+    """What a Smoother and a TeacherBank have in common: they can follow an optimizer."""
+
+    student: nn.Module
+    _attachment: Attachment | None = None
+
+    def _attach(self, optimizers: tuple[object, ...], update: Callable[[], None]) -> Attachment:
+        self._check_detached("attach() must not be called again")
+        self._attachment = Attachment(self.student, optimizers, update)
+        return self._attachment
+
+    def _check_detached(self, what: str) -> None:
+        if self._attachment is not None and self._attachment.is_active:
+            raise StateError(f"{what} while an attached optimizer makes the updates: detach() it first")
+
+
+class Smoother(_Attachable):
     """Keeps a teacher as a smoothed version of its student.
 
         smoother = Smoother(student=student, teacher=teacher, config=spatial_temporal_smoothing(0.99, 0.7), seed=0)
         ...
         optimizer.step()
-        smoother.update()
+        smoother.update()  # or, once before the loop: smoother.attach(optimizer)
 
     Tensors are paired by name. The student may have modules that the teacher lacks, never the reverse. DDP and
     `torch.compile` wrappers are seen through. Draws depend on (seed, number of updates, unit) alone: give every rank
@@ -114,6 +136,7 @@ class Smoother:
         backend: Backend = "auto",
     ) -> None:
         pairs = pair(student, teacher, config.buffers)
+        self.student, self.teacher = student, teacher
         self.config = config
         self.seed = _check_seed(seed)
         self.step = 0
@@ -124,9 +147,36 @@ class Smoother:
         self._watches = [Watch("student", student), Watch("teacher", teacher)]
         self._binding = _Binding([pairs.smoothed], backend)
 
-    @torch.no_grad()
     def update(self, momentum: float | None = None, preserve_probability: float | None = None) -> None:
         """Move the teacher one step: once after every optimizer step. Arguments override the config's m and p."""
+        self._check_detached("update() must not be called")
+        self._update(momentum, preserve_probability)
+
+    def attach(
+        self, *optimizers: object, momentum: Schedule | None = None, preserve_probability: Schedule | None = None
+    ) -> Attachment:
+        """Update after every step of the optimizer, but not after one that a GradScaler skips; `detach()` ends it.
+
+        Of several optimizers, given in the order in which they step, the last one's steps count. Schedules are called
+        with the number of updates so far.
+        """
+
+        def update() -> None:
+            self._update(momentum and momentum(self.step), preserve_probability and preserve_probability(self.step))
+
+        return self._attach(optimizers, update)
+
+    def swapped(self) -> AbstractContextManager[nn.Module]:
+        """`with smoother.swapped():` the student computes with the teacher's weights and buffers inside.
+
+        For evaluation, generation and saving; costs a copy of the student's weights while it lasts. Afterwards the
+        student is what it was, to the bit, also when an exception leaves the block.
+        """
+        return swapped(self.student, self.teacher)
+
+    @torch.no_grad()
+    def _update(self, momentum: float | None, preserve_probability: float | None) -> None:
+        check_not_swapped(self.student, "a teacher must not be updated")
         rule = _rule(self.config, self.step, self.seed, momentum, preserve_probability)
         for watch in self._watches:
             watch.check()
@@ -165,7 +215,7 @@ def _check_state(state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         )
 
 
-class TeacherBank:
+class TeacherBank(_Attachable):
     """Many teachers of one student, updated together so that each student weight is read once.
 
         bank = TeacherBank(student=student, configs={"tma": temporal_moving_average(0.999), ...}, seed=0)
@@ -180,6 +230,7 @@ class TeacherBank:
     ) -> None:
         if not configs:
             raise ConfigError("a TeacherBank needs at least one config, got none: pass configs={'tma': ...}")
+        self.student = student
         self.configs = dict(configs)
         self.seed = _check_seed(seed)
         self.step = 0
@@ -197,9 +248,24 @@ class TeacherBank:
             (names, _Binding([pairs[name].smoothed for name in names], backend)) for names in groups.values()
         ]
 
-    @torch.no_grad()
     def update(self) -> None:
         """Move every teacher one step; call it once after every optimizer step."""
+        self._check_detached("update() must not be called")
+        self._update()
+
+    def attach(self, *optimizers: object) -> Attachment:
+        """Update after every step of the optimizer, as `Smoother.attach` does."""
+        return self._attach(optimizers, self._update)
+
+    def swapped(self, name: str) -> AbstractContextManager[nn.Module]:
+        """`with bank.swapped("tma"):` the student computes with that teacher's weights, as in `Smoother.swapped`."""
+        if name not in self.teachers:
+            raise ConfigError(f"swapped() takes one of the teachers {', '.join(self.teachers)}, got {name!r}")
+        return swapped(self.student, self.teachers[name])
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        check_not_swapped(self.student, "a teacher must not be updated")
         for watch in self._watches:
             watch.check()
         for names, binding in self._bindings:

@@ -1,0 +1,48 @@
+"""A student that computes with its teacher's weights for a while."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from sts_core.errors import SwapError
+from sts_core.pairing import pair, unwrap
+
+_swapped: WeakSet[nn.Module] = WeakSet()
+
+
+@contextmanager
+def swapped(student: nn.Module, teacher: nn.Module) -> Iterator[nn.Module]:
+    """Lend the student the teacher's weights and buffers; all that was done to them inside is undone at the end.
+
+    Values are exchanged, not tensors, so wrappers, compiled graphs and optimizers keep what they refer to. The
+    student's own values wait in a copy, since a bfloat16 student could not give a float32 teacher its bits back.
+    """
+    check_not_swapped(student, "swapped() must not begin")
+    pairs = pair(student, teacher, "copy")
+    lent = [(p.student, p.teacher) for p in (*pairs.smoothed, *pairs.copied)]
+    own = [(tensor, tensor.detach().clone()) for tensor, _ in lent]
+    _swapped.add(unwrap(student))
+    try:
+        _copy(lent)
+        versions = [p.student._version for p in pairs.smoothed]
+        yield student
+        if versions != [p.student._version for p in pairs.smoothed]:
+            raise SwapError("the student's weights must not change inside swapped(): what was trained there is lost")
+    finally:
+        _copy(own)
+        _swapped.discard(unwrap(student))
+
+
+def check_not_swapped(student: nn.Module, what: str) -> None:
+    """Raise where something must not happen to a student that has its teacher's weights."""
+    if unwrap(student) in _swapped:
+        raise SwapError(f"{what} inside swapped(), where the student has its teacher's weights: leave the block first")
+
+
+@torch.no_grad()
+def _copy(values: list[tuple[Tensor, Tensor]]) -> None:
+    for tensor, value in values:
+        tensor.copy_(value)
