@@ -4,7 +4,8 @@ StsError (sts_core)
 ├── UsageError      (ValueError)     a command that cannot be carried out as typed
 ├── SchemaError     (ConfigError)    a config with one or several problems, all of them named
 ├── RunError        (RuntimeError)   a run or a sweep that Ray, its workers or its storage ended
-│   └── WorkersError                 workers that were lost too often
+│   ├── WorkersError                 workers that were lost too often
+│   └── ClusterError                 a local cluster whose own processes did not start or have ended
 └── TrialError      (RuntimeError)   a trial whose smoother applied another p or m than was sampled
 """
 
@@ -36,6 +37,10 @@ class RunError(StsError, RuntimeError):
 
 class WorkersError(RunError):
     """Workers were lost, and not through an error of ours: another attempt may succeed."""
+
+
+class ClusterError(RunError):
+    """Ray's own processes did not start, or one of them has ended: nothing more can be done on this cluster."""
 
 
 class TrialError(StsError, RuntimeError):

@@ -12,28 +12,61 @@ import pytest
 
 from sts_pipelines.cli.main import main
 from sts_pipelines.config.pipeline import ClusterConfig
-from sts_pipelines.errors import RunError, UsageError
+from sts_pipelines.errors import RunError, UsageError, WorkersError
 from sts_pipelines.launch import cluster
+from sts_pipelines.launch.session import session_folder
 
 CONNECTION = SimpleNamespace(dashboard_url="127.0.0.1", address_info={"gcs_address": "127.0.0.1:2"})
 
 
-def test_only_folders_of_killed_commands_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_folders_of_killed_commands_and_old_logs_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.path.isdir", lambda path: False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     foreign = tmp_path / "sts-4194305-mydata"
     foreign.mkdir()
-    with cluster.session_folder() as alive:
+    with session_folder() as alive:
         parent = alive.parent
         assert (parent.name, parent.stat().st_mode & 0o777) == (f"sts-ray-{os.getuid()}", 0o700)
-        for name in ("killed", "unmarked"):
+        for name in ("killed", "unmarked", "new-logs", "old-logs"):
             (parent / name).mkdir()
         (parent / "killed" / "owned").touch()
-        with cluster.session_folder() as kept:
-            assert {path.name for path in parent.glob("[!.]*")} == {alive.name, kept.name, "unmarked"}
-            cluster.keep(kept)
-    assert {path.name for path in parent.glob("[!.]*")} == {kept.name, "unmarked"}
+        os.utime(parent / "old-logs", (0, 0))
+        with session_folder() as second:
+            left = {path.name for path in parent.glob("[!.]*")}
+            assert left == {alive.name, second.name, "unmarked", "new-logs"}
+    assert {path.name for path in parent.glob("[!.]*")} == {"unmarked", "new-logs"}
     assert foreign.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"), [(RunError("the loss is not finite"), False), (WorkersError("lost"), True), (KeyError(), True)]
+)
+def test_of_a_session_only_logs_that_somebody_may_need_stay(
+    error: Exception, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+
+    monkeypatch.setattr("os.path.isdir", lambda path: False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(ray, "init", lambda *, _temp_dir, **options: _write_logs(Path(_temp_dir)))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    context = cluster.ray_cluster(ClusterConfig(num_workers=1, use_gpu=False), num_cpus=1)
+    with pytest.raises(type(error)), context:
+        raise error
+    left = list(tmp_path.glob("sts-ray-*/[!.]*"))
+    assert [[path.name for path in folder.iterdir()] for folder in left] == ([["raylet.out"]] if stays else [])
+    assert all(str(folder) in capsys.readouterr().err for folder in left)
+
+
+def _write_logs(session: Path) -> SimpleNamespace:
+    (session / "session_1" / "logs").mkdir(parents=True)
+    (session / "session_1" / "sockets").mkdir()
+    (session / "session_1" / "logs" / "raylet.out").touch()
+    (session / "session_latest").symlink_to("session_1")
+    return CONNECTION
 
 
 def test_a_folder_of_sessions_that_is_somebody_else_s_is_refused(
@@ -43,7 +76,7 @@ def test_a_folder_of_sessions_that_is_somebody_else_s_is_refused(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"sts-ray-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="must be a folder of your own"), cluster.session_folder():
+    with pytest.raises(UsageError, match="must be a folder of your own"), session_folder():
         pass
 
 

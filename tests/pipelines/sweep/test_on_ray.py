@@ -63,7 +63,7 @@ def test_a_search_stops_trials_and_frees_what_they_held(another_cluster: None, r
     assert ray.available_resources().get("CPU") == 3.0
 
 
-def test_a_trial_resumes_after_its_worker_was_killed_and_tune_leaves_nothing_behind(
+def test_a_trial_resumes_after_itself_and_its_worker_were_killed_and_tune_leaves_nothing_behind(
     ray_cluster: None, tiny: Tiny, processes_below: Below, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray.tune import registry
@@ -76,21 +76,21 @@ def test_a_trial_resumes_after_its_worker_was_killed_and_tune_leaves_nothing_beh
     killed: list[int] = []
     finished = threading.Event()
 
-    def kill_once() -> None:
-        while not killed and not finished.wait(0.05):
-            if any(len(path.read_text().splitlines()) >= 6 for path in tmp_path.glob("*/*/metrics.jsonl")):
-                below = processes_below(os.getpid())
-                killed.extend([pid for pid, command in below.items() if "RayTrainWorker" in command][:1])
-                for pid in killed:
-                    processes.kill(pid)
+    def kill_both() -> None:
+        for step, name in ((6, "ImplicitFunc"), (30, "RayTrainWorker")):  # Tune's process that waits, ours that trains
+            while not any(len(path.read_text().splitlines()) >= step for path in tmp_path.glob("*/*/metrics.jsonl")):
+                if finished.wait(0.05):
+                    return
+            killed.extend([pid for pid, command in processes_below(os.getpid()).items() if name in command][:1])
+            processes.kill(killed[-1])
 
-    killer = threading.Thread(target=kill_once, daemon=True)
+    killer = threading.Thread(target=kill_both, daemon=True)
     killer.start()
     threads = set(threading.enumerate())
     (outcome,) = run_sweep(SweepConfig(pipeline=pipeline, sweep=grid))
     finished.set()
     killer.join(timeout=60)
-    assert killed
+    assert len(killed) == 2
     assert outcome.value is not None
     (metrics,) = tmp_path.glob("*/*/metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 60

@@ -1,30 +1,29 @@
 """Joining a Ray cluster, or starting a small, quiet one of our own that is gone when the command ends."""
 
+import atexit
 import contextlib
 import math
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sts_core.files import locked
+from sts_core import StsError
 from sts_pipelines.config.pipeline import ClusterConfig
-from sts_pipelines.config.storage_path import private_folder
-from sts_pipelines.errors import RunError, UsageError, first_line
+from sts_pipelines.errors import ClusterError, RunError, UsageError, WorkersError, first_line
+from sts_pipelines.launch.daemons import reaped, watched
+from sts_pipelines.launch.session import keep_logs, session_folder
 
 # Tune's trial actor only waits for its workers, but Tune refuses to start one that asks for nothing.
 TRIAL_CPUS = 0.01
 _OBJECT_STORE_BYTES = 128 << 20  # the data goes through torch loaders, not through Ray's object store
 
 _SECONDS_TO_ANSWER = 10.0
-_MARK, _LOCK = "owned", ".lock"
 _ATTEMPTS = 3  # Ray gives a cluster 30 seconds to start, which a busy machine may not manage at first
 
 
@@ -38,8 +37,9 @@ def prepare_environment(*, local: bool) -> None:
         "RAY_CHDIR_TO_TRIAL_DIR": "0",
         # The older console of Tune is the one that can be silenced; sweeps print lines of their own.
         "RAY_AIR_NEW_OUTPUT": "0",
-        # Tune would answer Ctrl-C by ending as if all had been done.
+        # Tune would answer Ctrl-C by ending as if all had been done, and Ray SIGTERM by aborting with a stack.
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
+        "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
     }
     if local:
         settings |= {
@@ -150,65 +150,46 @@ def _check_gpus(config: ClusterConfig) -> None:
 
 
 @contextlib.contextmanager
-def session_folder() -> Iterator[Path]:
-    """A new folder for Ray's sockets and logs, removed at the end; those of commands that were killed are removed too.
-
-    Its mark, locked while we live, is what lets a folder be removed: one without (see `keep`) stays. It is not in the
-    run folder because the path of a socket may have at most 107 bytes.
-    """
-    parent = _folder_of_sessions()
-    with contextlib.ExitStack() as ours:
-        with locked(parent / _LOCK):  # or a folder whose mark is not locked yet would pass for a killed command's
-            for old in parent.iterdir():
-                if _is_abandoned(old):
-                    shutil.rmtree(old, ignore_errors=True)
-            folder = Path(tempfile.mkdtemp(prefix="", dir=parent))
-            ours.enter_context(locked(folder / _MARK))
+def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
+    _check_gpus(config)
+    with session_folder() as session, reaped(session):
+        print("starting Ray on this machine ...", file=sys.stderr, flush=True)
         try:
-            yield folder
-        finally:
-            if (folder / _MARK).exists():
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def keep(session: Path) -> None:
-    """Let a session's folder stay, with its logs."""
-    with locked(session.parent / _LOCK):  # trying the lock of a mark that has just gone would make it anew
-        (session / _MARK).unlink()
-
-
-def _folder_of_sessions() -> Path:
-    """The folder of this user's sessions."""
-    return private_folder(Path("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()) / f"sts-ray-{os.getuid()}")
-
-
-def _is_abandoned(session: Path) -> bool:
-    """Whether the folder has our mark and nobody holds its lock."""
-    if not (session / _MARK).is_file():
-        return False
-    try:
-        with locked(session / _MARK, patience_seconds=0):
-            return True
-    except OSError:  # held, or no longer there
-        return False
+            with _started(config, session, num_cpus=num_cpus) as node, watched(_daemons(node)):
+                yield
+        except Exception as error:
+            if _is_told_in_full(error):
+                raise
+            print(f"sts: Ray's logs are in {keep_logs(session)} for a week", file=sys.stderr)
+            raise
 
 
 @contextlib.contextmanager
-def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
+def _started(config: ClusterConfig, session: Path, *, num_cpus: float) -> Iterator[Any]:
+    """Ray's node on this machine, for as long as the body runs."""
     import ray
 
-    _check_gpus(config)
-    with session_folder() as session:
-        print("starting Ray on this machine ...", file=sys.stderr, flush=True)
-        try:
-            _start(config, session, num_cpus=num_cpus)
-            yield
-        except Exception:
-            keep(session)
-            print(f"sts: Ray's logs are in {session}/session_latest/logs", file=sys.stderr)
-            raise
-        finally:
-            ray.shutdown()
+    try:
+        _start(config, session, num_cpus=num_cpus)
+        yield ray._private.worker._global_node
+    except ClusterError:  # what is left would be waited for
+        atexit.unregister(ray.shutdown)
+        raise
+    except BaseException:
+        ray.shutdown()
+        raise
+    else:
+        ray.shutdown()
+
+
+def _daemons(node: Any) -> dict[str, Any]:
+    """Ray's own processes by kind."""
+    return {kind: infos[0].process for kind, infos in node.all_processes.items() if infos} if node else {}
+
+
+def _is_told_in_full(error: Exception) -> bool:
+    """Whether the message says what is wrong, so that nobody needs Ray's logs."""
+    return isinstance(error, StsError) and not isinstance(error, WorkersError | ClusterError)
 
 
 def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
@@ -221,7 +202,7 @@ def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
             break
         except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting
             if attempt == _ATTEMPTS:
-                raise RunError(f"Ray could not be started on this machine: {first_line(error)}") from error
+                raise ClusterError(f"Ray could not be started on this machine: {first_line(error)}") from error
             print("Ray did not start in time; trying again ...", file=sys.stderr, flush=True)
     current.write_text(connection.address_info["gcs_address"])
     print(f"Ray's dashboard is at http://{connection.dashboard_url}; starting workers ...", file=sys.stderr, flush=True)
@@ -230,6 +211,9 @@ def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
 def _init(config: ClusterConfig, session: Path, *, num_cpus: float) -> Any:
     import ray
 
+    # What the driver would print of its own accord, in yellow, also into files: Train restarts lost workers, and what
+    # cannot be restarted is an error of ours.
+    ray._private.worker.listen_error_messages = lambda worker, threads_stopped: None
     options: dict[str, Any] = {} if config.dashboard_port is None else {"dashboard_port": config.dashboard_port}
     return ray.init(
         address="local",  # whatever RAY_ADDRESS says: joining a cluster is cluster.address

@@ -12,7 +12,7 @@ from sts_core.files import write_atomically
 from sts_eval import read_results, write_report
 from sts_methods import MetricsLog, TrainingConfig
 from sts_pipelines.config.pipeline import PipelineConfig
-from sts_pipelines.errors import RunError, TrialError
+from sts_pipelines.errors import TrialError
 from sts_pipelines.evaluation.settings import is_evaluated
 from sts_pipelines.launch.driver import Failed
 from sts_pipelines.launch.job import Job
@@ -91,7 +91,7 @@ def _same(applied: float, sampled: float) -> bool:
 
 
 def applied_values(jobs: Sequence[Job], failed: Sequence[Failed]) -> dict[str, float]:
-    """The m and p that the last job applied; marks the jobs that failed or applied others, and raises if any did."""
+    """The m and p that the last job applied; jobs that failed or applied others are marked, and nothing is returned."""
     errors = {job.label: str(error) for job, error in failed}
     applied: dict[str, float] = {}
     for job in jobs:
@@ -102,9 +102,7 @@ def applied_values(jobs: Sequence[Job], failed: Sequence[Failed]) -> dict[str, f
             errors[job.label] = str(void)
         if job.label in errors:
             note_error(job.folder, errors[job.label])
-    if errors:
-        raise RunError(f"{', '.join(errors)} failed: {'; '.join(errors.values())}")
-    return applied
+    return {} if errors else applied
 
 
 def note_error(folder: Path, error: str) -> None:

@@ -132,7 +132,13 @@ def _tune(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
                 scheduler=asha(config) if grid.search == "asha" else None,
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
-            run_config=tune.RunConfig(name="tune", storage_path=str(folder), verbose=0, callbacks=[Narrator()]),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=str(folder),
+                verbose=0,
+                callbacks=[Narrator(cluster.max_failures)],
+                failure_config=tune.FailureConfig(max_failures=cluster.max_failures),
+            ),
         )
         try:
             with no_exit_hook():
@@ -172,6 +178,8 @@ def trainable_of(config: SweepConfig) -> Callable[[dict[str, Any]], None]:
             told = RunError(f"{type(error).__name__}: {first_line(error)}")
             failed = [(job, told) for job in jobs if not is_evaluated(job.folder, job.pipeline)]
         applied = applied_values(jobs, failed)
+        if not applied:  # raising would make Tune start the trial again, which only helps one that was killed
+            return
         values = [outcomes(job.folder.parent, [_trial(job)], metric=metric)[0].value for job in jobs]
         tune.report({metric: max(value or 0.0 for value in values), **applied})
 

@@ -12,23 +12,41 @@ from ray.tune import registry
 from ray.tune.schedulers import ASHAScheduler
 
 from sts_pipelines.config.pipeline import SweepConfig
-from sts_pipelines.sweep.outcomes import mark_stopped
+from sts_pipelines.sweep.outcomes import mark_stopped, note_error
 
 
 class Narrator(tune.Callback):  # type: ignore[misc]  # Ray has no types
-    """Says which trials failed or were given up, and notes the latter so that they are not taken up again."""
+    """Says which trials failed, were lost or given up, and notes the latter two in their folders."""
+
+    def __init__(self, max_failures: int) -> None:
+        self.max_failures = max_failures
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        for job in trial.config["jobs"]:
-            folder = Path(job["folder"])
-            if not (folder / "finished.json").is_file():
+        for label, folder in _jobs(trial).items():
+            if (folder / "error.json").is_file():
+                _say(f"{label}: FAILED")
+            elif not (folder / "finished.json").is_file():
                 step = int((trial.last_result or {}).get("step", 0))
                 mark_stopped(folder, step)
-                print(f"{job['label']}: given up at step {step}", file=sys.stderr, flush=True)
+                _say(f"{label}: given up at step {step}")
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        _say(f"{', '.join(_jobs(trial))}: the trial was lost and starts again from the newest checkpoint")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        failed = [job["label"] for job in trial.config["jobs"] if (Path(job["folder"]) / "error.json").is_file()]
-        print(f"FAILED: {', '.join(failed)}", file=sys.stderr, flush=True)
+        for label, folder in _jobs(trial).items():
+            if not (folder / "finished.json").is_file():
+                note_error(folder, f"the trial was lost more often than max_failures={self.max_failures} allows")
+                _say(f"{label}: FAILED")
+
+
+def _jobs(trial: Any) -> dict[str, Path]:
+    """The folders of a trial's jobs by label."""
+    return {job["label"]: Path(job["folder"]) for job in trial.config["jobs"]}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def asha(config: SweepConfig) -> ASHAScheduler:
