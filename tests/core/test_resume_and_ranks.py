@@ -19,7 +19,7 @@ from sts_core import (
     spatial_temporal_smoothing,
     temporal_moving_average,
 )
-from sts_core import smoother as smoother_module
+from sts_core.binding import Binding
 from tests.core.networks import Net
 
 GRANULARITIES = ["layer", "module", "channel", "neuron"]
@@ -180,8 +180,8 @@ def test_a_bank_holds_the_teachers_that_smoothers_of_their_own_would(student: nn
 def test_a_bank_says_what_it_applied_and_not_what_it_was_told_to(
     student: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    update = smoother_module._Binding.update
-    monkeypatch.setattr(smoother_module._Binding, "update", lambda self, rules: update(self, [rules[0]] * len(rules)))
+    update = Binding.update
+    monkeypatch.setattr(Binding, "update", lambda self, rules: update(self, [rules[0]] * len(rules)))
     configs = {"tma": temporal_moving_average(0.99), "sts": spatial_temporal_smoothing(0.9, 0.7)}
     bank = TeacherBank(student=student, configs=configs, seed=4)
     assert bank.applied == {}

@@ -2,6 +2,8 @@
 
 from sts_core import distributed, fields, files
 from sts_core.attachment import Attachment
+from sts_core.bank import TeacherBank
+from sts_core.binding import Applied
 from sts_core.config import (
     Buffers,
     Granularity,
@@ -25,8 +27,14 @@ from sts_core.errors import (
     SwapError,
 )
 from sts_core.pairing import make_teacher
-from sts_core.schedules import constant_momentum, cosine_momentum
-from sts_core.smoother import Applied, Smoother, TeacherBank
+from sts_core.schedules import (
+    constant_momentum,
+    cosine_momentum,
+    half_life_momentum,
+    interval_momentum,
+    warmup_momentum,
+)
+from sts_core.smoother import Smoother
 from sts_core.theory import next_noise_variance, noise_std
 
 __version__ = "0.1.0"
@@ -55,6 +63,8 @@ __all__ = [
     "fields",
     "files",
     "fragment_age",
+    "half_life_momentum",
+    "interval_momentum",
     "make_teacher",
     "next_noise_variance",
     "no_smoothing",
@@ -64,4 +74,5 @@ __all__ = [
     "spatial_ensemble",
     "spatial_temporal_smoothing",
     "temporal_moving_average",
+    "warmup_momentum",
 ]

@@ -1,7 +1,8 @@
 """Which student tensor belongs to which teacher tensor: by name, through wrappers, checked before anything moves."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
@@ -37,42 +38,98 @@ def unwrap(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def make_teacher(student: nn.Module) -> nn.Module:
+class Selection(NamedTuple):
+    """Which parameters a teacher has of its own; the others are the student's."""
+
+    names: str | Sequence[str] = "*"
+    """Patterns such as "*.lora_*", of which a parameter's name must match one."""
+    exclude: str | Sequence[str] = ()
+    """Patterns of which it must match none."""
+    trainable_only: bool = False
+    """Only what requires gradients in the student."""
+
+    def of(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """The parameters with chosen names; whether they require gradients is asked of the student's alone."""
+        return {
+            name: tensor for name, tensor in named if _matches(name, self.names) and not _matches(name, self.exclude)
+        }
+
+    def of_student(self, student: nn.Module) -> dict[str, Tensor]:
+        """The student's chosen parameters, a tied one under each of its names."""
+        chosen = self.of(unwrap(student).named_parameters(remove_duplicate=False))
+        return {name: tensor for name, tensor in chosen.items() if tensor.requires_grad or not self.trainable_only}
+
+
+EVERYTHING = Selection()
+
+
+def _matches(name: str, patterns: str | Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in ([patterns] if isinstance(patterns, str) else patterns))
+
+
+def make_teacher(
+    student: nn.Module,
+    *,
+    names: str | Sequence[str] = "*",
+    exclude: str | Sequence[str] = (),
+    trainable_only: bool = False,
+) -> nn.Module:
     """A frozen copy of the student in float32, whatever the student trains in.
 
-    In bfloat16 a teacher would hardly ever move: at m = 0.999 the step is below its precision.
+    In bfloat16 a teacher would hardly ever move: at m = 0.999 the step is below its precision. Parameters that are not
+    chosen (by patterns such as "*.lora_*", or because they do not require gradients) are shared with the student, not
+    copied: give the Smoother the same choice.
     """
-    teacher = copy.deepcopy(unwrap(student)).float()
+    module = unwrap(student)
+    own = {id(tensor) for tensor in Selection(names, exclude, trainable_only).of_student(module).values()}
+    shared = {id(parameter): parameter for parameter in module.parameters() if id(parameter) not in own}
+    teacher = copy.deepcopy(module, dict(shared))
     for parameter in teacher.parameters():
-        parameter.requires_grad_(False)
-        parameter.grad = None
+        if id(parameter) not in shared:
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.float()
+            parameter.requires_grad_(False)
+            parameter.grad = None
+    _widen_buffers(teacher)
     return teacher
 
 
-def pair(student: nn.Module, teacher: nn.Module, buffers: Buffers) -> Pairs:
+def _widen_buffers(module: nn.Module) -> None:
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                owner._buffers[name] = buffer.float()
+
+
+def pair(student: nn.Module, teacher: nn.Module, buffers: Buffers, selection: Selection = EVERYTHING) -> Pairs:
     """All tensors of the teacher with the student's of the same name, or a PairingError that names what differs."""
     student, teacher = unwrap(student), unwrap(teacher)
     if student is teacher:
         raise PairingError(
             "student and teacher must be two modules, got one twice: make the teacher by make_teacher(student)"
         )
-    smoothed = _pair_parameters(student, teacher)
+    smoothed = _pair_parameters(student, teacher, selection)
     copied: list[NamedPair] = []
     if buffers != "keep":
         for named in _pair_buffers(student, teacher):
             averaged = buffers == "smooth" and named.teacher.is_floating_point()
             (smoothed if averaged else copied).append(named)
-    _check_precision(smoothed)
     _check_separate(smoothed + copied)
+    _check_precision(smoothed)
     return Pairs(smoothed, copied)
 
 
-def _pair_parameters(student: nn.Module, teacher: nn.Module) -> list[NamedPair]:
+def _pair_parameters(student: nn.Module, teacher: nn.Module, selection: Selection) -> list[NamedPair]:
     """One pair for each distinct teacher parameter; a tied parameter counts once, under its first name."""
-    sources = dict(student.named_parameters(remove_duplicate=False))
-    _check_names("parameter", sources, dict(teacher.named_parameters(remove_duplicate=False)))
-    pairs = [NamedPair(name, sources[name], tensor) for name, tensor in teacher.named_parameters()]
-    _check_ties(sources, teacher)
+    everything = dict(student.named_parameters(remove_duplicate=False))
+    sources = selection.of_student(student)
+    targets = selection.of(teacher.named_parameters(remove_duplicate=False))
+    targets = {name: tensor for name, tensor in targets.items() if name in sources or name not in everything}
+    if everything and not sources:
+        raise PairingError(f"a teacher needs parameters to follow, but {selection} leaves none of the student's")
+    _check_names("parameter", sources, targets)
+    _check_ties(sources, targets)
+    pairs = [NamedPair(name, sources[name], tensor) for name, tensor in teacher.named_parameters() if name in targets]
     _check_shapes(pairs)
     return pairs
 
@@ -104,9 +161,9 @@ def _check_names(kind: str, sources: Mapping[str, Tensor], targets: Mapping[str,
         )
 
 
-def _check_ties(sources: Mapping[str, Tensor], teacher: nn.Module) -> None:
+def _check_ties(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
     first: dict[int, str] = {}
-    for name, tensor in teacher.named_parameters(remove_duplicate=False):
+    for name, tensor in targets.items():
         other = first.setdefault(id(tensor), name)
         if sources[other] is not sources[name]:
             raise PairingError(
@@ -138,7 +195,7 @@ def _check_separate(pairs: Sequence[NamedPair]) -> None:
         if teacher.numel() and student.data_ptr() == teacher.data_ptr() and student.device == teacher.device:
             raise PairingError(
                 f"student and teacher must not share memory, but {name!r} is one tensor in both: "
-                f"make the teacher by make_teacher(student)"
+                f"make the teacher by make_teacher(student), with the same choice of parameters"
             )
 
 

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from sts_core.errors import SwapError
-from sts_core.pairing import pair, unwrap
+from sts_core.pairing import Selection, pair, unwrap
 
 _swapped: WeakSet[nn.Module] = WeakSet()
 
 
 @contextmanager
-def swapped(student: nn.Module, teacher: nn.Module) -> Iterator[nn.Module]:
+def swapped(student: nn.Module, teacher: nn.Module, selection: Selection) -> Iterator[nn.Module]:
     """Lend the student the teacher's weights and buffers; all that was done to them inside is undone at the end.
 
     Values are exchanged, not tensors, so wrappers, compiled graphs and optimizers keep what they refer to. The
     student's own values wait in a copy, since a bfloat16 student could not give a float32 teacher its bits back.
     """
     check_not_swapped(student, "swapped() must not begin")
-    pairs = pair(student, teacher, "copy")
+    pairs = pair(student, teacher, "copy", selection)
     lent = [(p.student, p.teacher) for p in (*pairs.smoothed, *pairs.copied)]
     own = [(tensor, tensor.detach().clone()) for tensor, _ in lent]
     _swapped.add(unwrap(student))

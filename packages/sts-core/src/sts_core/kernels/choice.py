@@ -29,6 +29,7 @@ def bind(pairs: Sequence[Pair], backend: Backend = "auto") -> list[Kernel]:
 
 def update(kernels: Sequence[Kernel], rules: Sequence[Rule]) -> None:
     """Move each teacher by its rule; where a kernel does not support one, the reference takes its place."""
+    rules = [_idle(rule) if rule.momentum == 1.0 and type(rule) is Rule else rule for rule in rules]
     for kernel in kernels:
         supported = [kernel.supports(rule) for rule in rules]
         if all(supported):

@@ -1,0 +1,115 @@
+"""Many teachers of one student, updated in one pass."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from sts_core.attachment import Attachment
+from sts_core.binding import (
+    STATE_VERSION,
+    Applied,
+    Attachable,
+    Binding,
+    check_seed,
+    check_state,
+    copy_buffers,
+    make_rule,
+)
+from sts_core.config import SmoothingConfig
+from sts_core.errors import ConfigError
+from sts_core.kernels.interface import Backend
+from sts_core.pairing import Selection, Watch, make_teacher, pair
+from sts_core.swap import check_not_swapped, swapped
+
+
+class TeacherBank(Attachable):
+    """Many teachers of one student, updated together so that each student weight is read once.
+
+        bank = TeacherBank(student=student, configs={"tma": temporal_moving_average(0.999), ...}, seed=0)
+        optimizer.step(); bank.update()
+        bank.teachers["tma"]
+
+    Each teacher is bit for bit the one that a `Smoother` of its own, with the same seed, would keep. `names`,
+    `exclude` and `trainable_only` are those of `make_teacher`.
+    """
+
+    def __init__(
+        self,
+        *,
+        student: nn.Module,
+        configs: Mapping[str, SmoothingConfig],
+        seed: int,
+        backend: Backend = "auto",
+        names: str | Sequence[str] = "*",
+        exclude: str | Sequence[str] = (),
+        trainable_only: bool = False,
+    ) -> None:
+        if not configs:
+            raise ConfigError("a TeacherBank needs at least one config, got none: pass configs={'tma': ...}")
+        self.student = student
+        self.configs = dict(configs)
+        self.seed = check_seed(seed)
+        self.step = 0
+        self.applied: dict[str, Applied] = {}
+        """m and p of the last update, by teacher; empty before the first."""
+        self._selection = chosen = Selection(names, exclude, trainable_only)
+        self.teachers = {name: make_teacher(student, **chosen._asdict()) for name in self.configs}
+        pairs = {name: pair(student, self.teachers[name], self.configs[name].buffers, chosen) for name in self.configs}
+        self._copied = [named for name in pairs for named in pairs[name].copied]
+        self._watches = [Watch("student", student), *(Watch("teacher", t) for t in self.teachers.values())]
+        # Teachers that smooth the same tensors (buffers may or may not be among them) share one pass.
+        groups: dict[bool, list[str]] = {}
+        for name, config in self.configs.items():
+            groups.setdefault(config.buffers == "smooth", []).append(name)
+        self._bindings = [
+            (names, Binding([pairs[name].smoothed for name in names], backend)) for names in groups.values()
+        ]
+
+    def update(self) -> None:
+        """Move every teacher one step; call it once after every optimizer step."""
+        self._check_detached("update() must not be called")
+        self._update()
+
+    def attach(self, *optimizers: object) -> Attachment:
+        """Update after every step of the optimizer, as `Smoother.attach` does."""
+        return self._attach(optimizers, self._update)
+
+    def swapped(self, name: str) -> AbstractContextManager[nn.Module]:
+        """`with bank.swapped("tma"):` the student computes with that teacher's weights, as in `Smoother.swapped`."""
+        if name not in self.teachers:
+            raise ConfigError(f"swapped() takes one of the teachers {', '.join(self.teachers)}, got {name!r}")
+        return swapped(self.student, self.teachers[name], self._selection)
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        check_not_swapped(self.student, "a teacher must not be updated")
+        for watch in self._watches:
+            watch.check()
+        for names, binding in self._bindings:
+            rules = [make_rule(self.configs[name], self.step, self.seed, None, None) for name in names]
+            self.applied |= zip(names, binding.update(rules), strict=True)
+        copy_buffers(self._copied)
+        self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seed, number of updates, configs, what was applied last, and the teachers' weights."""
+        return {
+            "version": STATE_VERSION,
+            "seed": self.seed,
+            "step": self.step,
+            "config": {name: asdict(config) for name, config in self.configs.items()},
+            "applied": {name: asdict(applied) for name, applied in self.applied.items()},
+            "teachers": {name: teacher.state_dict() for name, teacher in self.teachers.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Carry on where `state` was taken; refuses the state of other configs and says what differs."""
+        check_state(state, {name: asdict(config) for name, config in self.configs.items()})
+        for name, teacher in self.teachers.items():
+            teacher.load_state_dict(state["teachers"][name])
+        self.applied = {name: Applied(**applied) for name, applied in state.get("applied", {}).items()}
+        self.seed, self.step = check_seed(state["seed"]), int(state["step"])
