@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.modules import _functions
 
 from sts_core import Smoother, spatial_temporal_smoothing
 from sts_core.distributed import rank, world_size
@@ -52,7 +53,9 @@ NORM_INPUTS = {
     "float64": (8, 5, 4, 3),
     "apart": (8, 2, 5, 4, 3),
     "as_on_a_gpu": (8, 5, 4, 3),
-    "as_on_a_gpu_uneven": (8, 5, 2, 2),
+    "as_on_a_gpu_channels_last": (8, 5, 4, 3),
+    "as_on_a_gpu_apart": (8, 2, 5, 4, 3),
+    "by_torch_on_a_gpu": (8, 5, 4, 3),
 }
 
 
@@ -63,28 +66,56 @@ def share(tensor: Tensor, *, first: int | None = None) -> Tensor:
     return tensor[:first] if rank() == 0 else tensor[first:]
 
 
+class _AsOnAGpu(CrossRankBatchNorm):
+    """Takes the path of GPUs, whose kernels `synchronised_kernels` has for CPUs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._native(x) if world_size() > 1 else super().forward(x)
+
+
+class _ByTorch(CrossRankBatchNorm):
+    """The same kernels as torch uses them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if world_size() == 1:
+            return super().forward(x)
+        momentum = self._next_momenta(1)[0]
+        return _functions.SyncBatchNorm.apply(  # type: ignore[no-any-return]
+            x,
+            self.weight,
+            self.bias,
+            self.running_mean,
+            self.running_var,
+            self.eps,
+            momentum,
+            dist.group.WORLD,
+            world_size(),
+        )
+
+
 def normalise(kind: str) -> dict[str, Tensor]:
     """Outputs, gradients and buffers of a cross-rank batch norm on this rank's part of one global batch."""
     draw = torch.Generator().manual_seed(5)
     x, dy = (torch.randn(NORM_INPUTS[kind], generator=draw) for _ in range(2))
     x = x + 30.0 if kind == "offset" else x
-    if kind == "channels_last":
+    if kind.endswith("channels_last"):
         x, dy = (tensor.to(memory_format=torch.channels_last) for tensor in (x, dy))
     if kind == "bfloat16":
         x, dy = x.bfloat16(), dy.bfloat16()
     if kind == "float64":
         x, dy = x.double(), dy.double()
-    layer = CrossRankBatchNorm(5).to(torch.float64 if kind == "float64" else torch.float32)
+    norm = _ByTorch if kind.startswith("by_torch") else _AsOnAGpu if kind.startswith("as_on") else CrossRankBatchNorm
+    layer = norm(5).to(torch.float64 if kind == "float64" else torch.float32)
     with torch.no_grad():
         layer.weight.copy_(torch.randn(5, generator=draw))
         layer.bias.copy_(torch.randn(5, generator=draw))
     first = 5 if kind.endswith("uneven") else None
     local = share(x, first=first).clone(memory_format=torch.preserve_format).requires_grad_()
-    if kind == "apart":  # two batches that are not alike, [N, 2, ...] here
+    if kind.endswith("apart"):  # two batches that are not alike, [N, 2, ...] here
         y = torch.stack(each_apart(layer, (local[:, 0], 2.0 * local[:, 1] + 1.0)), dim=1)
         assert layer.num_parts == 1  # as before
     else:
-        y = layer._native(local) if kind.startswith("as_on_a_gpu") and world_size() > 1 else layer(local)
+        y = layer(local)
     y.backward(share(dy, first=first))
     assert local.grad is not None
     result = {"y": y.detach(), "dx": local.grad, "dweight": layer.weight.grad, "dbias": layer.bias.grad}

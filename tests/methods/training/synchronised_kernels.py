@@ -1,7 +1,9 @@
-"""CPU forms of the five kernels behind torch's SyncBatchNorm, which torch has for GPUs only, written from their use.
+"""CPU forms of the kernels behind torch's SyncBatchNorm, which torch has for GPUs only, written from their use.
 
 With them the path that batch norm takes on GPUs runs on two gloo processes and can be compared with one process.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ def register() -> None:
         batch_norm_backward_elemt,
     ):
         _LIBRARY.impl(function.__name__, function, "CPU")
+    _LIBRARY.impl("batch_norm_elemt.out", _normalise_into, "CPU")
 
 
 def _axes(x: Tensor) -> list[int]:
@@ -58,6 +61,10 @@ def batch_norm_elemt(
     y = (x - _column(mean, x)) * _column(invstd, x)
     y = y if weight is None else y * _column(weight, x)
     return y if bias is None else y + _column(bias, x)
+
+
+def _normalise_into(x: Tensor, *rest: Any, out: Tensor) -> Tensor:
+    return out.copy_(batch_norm_elemt(x, *rest))
 
 
 def batch_norm_backward_reduce(

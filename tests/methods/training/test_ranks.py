@@ -68,9 +68,17 @@ def test_cross_rank_batch_norm_on_two_ranks_equals_one_process_on_the_whole_batc
         assert torch.equal(first[name], second[name])
 
 
-def test_cross_rank_batch_norm_keeps_channels_last(two_ranks: tuple[Results, Results]) -> None:
-    y = two_ranks[0]["norm_channels_last"]["y"]
+@pytest.mark.parametrize("kind", ["channels_last", "as_on_a_gpu_channels_last"])
+def test_cross_rank_batch_norm_keeps_channels_last(kind: str, two_ranks: tuple[Results, Results]) -> None:
+    y = two_ranks[0][f"norm_{kind}"]["y"]
     assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_on_gpus_batch_norm_is_bit_for_bit_that_of_torch(two_ranks: tuple[Results, Results]) -> None:
+    for results in two_ranks:
+        ours, torchs = results["norm_as_on_a_gpu"], results["norm_by_torch_on_a_gpu"]
+        assert ours.keys() == torchs.keys()
+        assert all(torch.equal(ours[name], torchs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("name", cases.METHODS)

@@ -6,6 +6,7 @@ initialises `torch.distributed`; nothing here does.
 
 import zlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ __all__ = [
     "gather_objects",
     "is_parallel",
     "rank",
+    "statistics_group",
     "sum_over_ranks",
     "sum_over_ranks_",
     "verify_ranks",
@@ -49,6 +51,17 @@ def rank() -> int:
 def world_size() -> int:
     """The number of processes that work together, 1 when alone."""
     return dist.get_world_size() if is_parallel() else 1
+
+
+def statistics_group() -> Any:
+    """A process group of all ranks for what a layer waits for, beside the one whose queue gradients fill."""
+    return _second_group(dist.group.WORLD)
+
+
+@lru_cache(maxsize=1)
+def _second_group(first: Any) -> Any:
+    """Made once for each default group, by all ranks at the same moment: that of their first exchange."""
+    return dist.new_group()
 
 
 def barrier() -> None:

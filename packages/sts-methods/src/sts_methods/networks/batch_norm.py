@@ -7,17 +7,17 @@ Both hold the parameters and buffers of `nn.BatchNorm*d` under the same names, a
 same buffers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules import _functions
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sts_core import ConfigError
-from sts_core.distributed import average_over_ranks_, gather_batch, sum_over_ranks, world_size
+from sts_core.distributed import average_over_ranks_, world_size
+from sts_methods.networks.normalise import Normalise, NormaliseOnDevice
 
 
 class _BatchNormOfRanks(_BatchNorm):
@@ -27,20 +27,23 @@ class _BatchNormOfRanks(_BatchNorm):
         if input.dim() < 2:
             raise ConfigError(f"batch norm needs [N, C, ...], got {tuple(input.shape)}: pass a batch")
 
-    def _next_momentum(self) -> float:
-        """Count a batch; the weight of its statistics, 1/count when the running ones are plain means."""
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+    def _next_momenta(self, num: int) -> list[float]:
+        """Count `num` batches; the weights of their statistics, 1/count when the running ones are plain means."""
+        if self.num_batches_tracked is None:
+            return [0.0] * num
+        self.num_batches_tracked.add_(num)
+        if self.momentum is not None:
+            return [self.momentum] * num
+        return [1.0 / (float(self.num_batches_tracked) - after) for after in reversed(range(num))]
 
     @torch.no_grad()
-    def _update_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
-        """r ← (1 − momentum)·r + momentum·statistic, with the unbiased variance (torch's convention)."""
+    def _update_running_statistics(self, means: Iterable[Tensor], variances: Sequence[Tensor]) -> None:
+        """r ← (1 − momentum)·r + momentum·statistic for each batch, with the unbiased variance (torch's convention)."""
         if self.running_mean is None or self.running_var is None:
             return
-        momentum = self._next_momentum()
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
-        self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
+        for mean, variance, momentum in zip(means, variances, self._next_momenta(len(variances)), strict=True):
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+            self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
 
     def _check_count(self, x: Tensor, num_groups: int) -> None:
         """In train mode a group of one value a channel has no variance."""
@@ -63,8 +66,8 @@ class _BatchNormOfRanks(_BatchNorm):
 class CrossRankBatchNorm(_BatchNormOfRanks):
     """Batch norm whose mean and variance cover the batches of all ranks: N workers equal one.
 
-    On an accelerator this runs torch's SyncBatchNorm kernels. Those refuse CPU tensors (and DDP refuses the module), so
-    CPU tensors go through `_Normalise`, the same computation with any backend.
+    On an accelerator this runs the kernels of torch's SyncBatchNorm, for ranks with equally many values. Those refuse
+    CPU tensors, which go through `Normalise`, the same computation with any backend.
     """
 
     num_parts = 1
@@ -75,30 +78,26 @@ class CrossRankBatchNorm(_BatchNormOfRanks):
             self._check_count(x, 1)
             y = super().forward(x)
         elif x.device.type == "cpu":
-            y, means, variances, count = _Normalise.apply(x, self.weight, self.bias, self.eps, self.num_parts)
-            for mean, variance in zip(means, variances, strict=True):
-                self._update_running_statistics(mean, variance * (count / (count - 1)))
+            y, means, variances, count = Normalise.apply(x, self.weight, self.bias, self.eps, self.num_parts)
+            self._update_running_statistics(means, variances * (count / (count - 1)))
         else:
             y = self._native(x)
         return self._activated(y)
 
     def _native(self, x: Tensor) -> Tensor:
-        tracked = self.running_mean is not None
-        momentum = self._next_momentum() if tracked else 0.0
-        statistics = (self.running_mean, self.running_var)
-        group = torch.distributed.group.WORLD
-        return _functions.SyncBatchNorm.apply(  # type: ignore[no-any-return]
-            x, self.weight, self.bias, *statistics, self.eps, momentum, group, world_size()
+        momenta = self._next_momenta(self.num_parts)
+        return NormaliseOnDevice.apply(  # type: ignore[no-any-return]
+            x, self.weight, self.bias, self.running_mean, self.running_var, momenta, self.eps
         )
 
 
 def each_apart(network: nn.Module, batches: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """`network(batch)` for each of several batches of one size, every one with batch norm statistics of its own.
 
-    Ranks on CPUs send all of them through the network at once: their batch norms wait for one exchange, not for one a
+    Several ranks send all of them through the network at once: their batch norms wait for one exchange, not for one a
     batch, and such waits are most of a small network's step (BYOL on digits, two ranks on two cores: 146 ms, not 220).
     """
-    if world_size() == 1 or batches[0].device.type != "cpu":
+    if world_size() == 1:
         return tuple(network(batch) for batch in batches)
     layers = [module for module in network.modules() if isinstance(module, CrossRankBatchNorm)]
     try:
@@ -108,70 +107,6 @@ def each_apart(network: nn.Module, batches: Sequence[Tensor]) -> tuple[Tensor, .
     finally:
         for layer in layers:
             layer.num_parts = 1
-
-
-class _Normalise(torch.autograd.Function):
-    """y = γ·x̂ + β with x̂ = (x − μ)/√(σ² + ε), where μ and σ² are those of the global batch of n values a channel.
-
-        ∂L/∂x = γ/√(σ² + ε) · (dy − Σdy/n − x̂·Σ(dy·x̂)/n),   sums over all ranks
-
-    Each of the input's `num_parts` parts is a batch of its own, so that μ and σ² are [parts, channels]. ∂L/∂γ and
-    ∂L/∂β stay local sums: whoever averages gradients over ranks (DDP) treats them like any other parameter.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, num_parts: int
-    ) -> tuple[Any, ...]:
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        parts = wide.chunk(num_parts)
-        mean, variance, count = _global_statistics(parts)
-        ctx.save_for_backward(wide, weight, mean, (variance + eps).rsqrt())
-        ctx.count, ctx.eps, ctx.dtype = count, eps, x.dtype
-        ctx.mark_non_differentiable(mean, variance)
-        normalised = [
-            F.batch_norm(part, mean[i], variance[i], weight, bias, training=False, eps=eps)
-            for i, part in enumerate(parts)
-        ]
-        y = normalised[0] if num_parts == 1 else torch.cat(normalised)
-        return y.to(x.dtype), mean, variance, count
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        x, weight, mean, inverse_std = ctx.saved_tensors
-        dy = dy.to(x.dtype)
-        num_parts = len(mean)
-        sums = [
-            torch.ops.aten.native_batch_norm_backward(
-                dy_part, part, weight, None, None, mean[i], inverse_std[i], True, ctx.eps, [False, True, True]
-            )[1:]
-            for i, (dy_part, part) in enumerate(zip(dy.chunk(num_parts), x.chunk(num_parts), strict=True))
-        ]
-        dweight, dbias = (torch.stack(parts) for parts in zip(*sums, strict=True))  # [parts, channels]
-        slope, offset = sum_over_ranks(torch.stack([dweight, dbias])) / ctx.count
-        scale = inverse_std if weight is None else inverse_std * weight
-        # scale·(dy − offset − slope·(x − μ)/σ) as a·dy + b·x + c: one pass fewer over the activations
-        b = -scale * slope * inverse_std
-        c = -scale * offset - b * mean
-        shape = (num_parts, 1, -1) + (1,) * (x.dim() - 2)
-        apart = (num_parts, -1, *x.shape[1:])
-        dx = torch.addcmul(c.view(shape), dy.view(apart), scale.view(shape)).addcmul_(x.view(apart), b.view(shape))
-        local = (None, None) if weight is None else (dweight.sum(dim=0), dbias.sum(dim=0))
-        return dx.flatten(0, 1).to(ctx.dtype), *local, None, None
-
-
-def _global_statistics(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, int]:
-    """μ = Σ nᵢμᵢ/n and σ² = Σ nᵢ(σᵢ² + (μᵢ − μ)²)/n from the ranks' own statistics (Chan et al., 1979), and n."""
-    mean, variance = map(
-        torch.stack, zip(*(torch.batch_norm_update_stats(x, None, None, 0.0) for x in parts), strict=True)
-    )
-    count = torch.full_like(mean, parts[0].numel() // parts[0].shape[1])
-    statistics = gather_batch(torch.stack([mean, variance, count])[None]).double()  # [ranks, 3, parts, channels]
-    means, variances, counts = statistics.unbind(1)
-    total = counts.sum(0)
-    mean64 = (counts * means).sum(0) / total
-    variance64 = (counts * (variances + (means - mean64) ** 2)).sum(0) / total
-    return mean64.to(mean.dtype), variance64.to(mean.dtype), int(total[0, 0])
 
 
 class GroupBatchNorm(_BatchNormOfRanks):
@@ -205,7 +140,7 @@ class GroupBatchNorm(_BatchNormOfRanks):
             F.batch_norm(group, means[i], variances[i], self.weight, self.bias, True, 1.0, self.eps)
             for i, group in enumerate(x.chunk(num_local))
         ]
-        self._update_running_statistics(means.mean(0), variances.mean(0))
+        self._update_running_statistics([means.mean(0)], [variances.mean(0)])
         return torch.cat(groups)
 
 
