@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sts_core import Smoother, SmoothingConfig, TeacherBank, make_teacher, smoother
+from sts_core import Smoother, SmoothingConfig, TeacherBank, bank, make_teacher, smoother
+from sts_core.binding import make_rule
 from sts_core.kernels.choice import bind
 from sts_core.kernels.interface import Rule
 from sts_core.kernels.native import NativeKernel
@@ -32,13 +33,13 @@ def _(rule: SignRule, tensors: list[tuple[str, Tensor, Tensor]]) -> None:
 @pytest.fixture
 def sign_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teachers of the config NEW are updated by SignRule."""
-    rule_of = smoother._rule
 
     def chosen(config: SmoothingConfig, *rest: object) -> Rule:
-        rule = rule_of(config, *rest)  # type: ignore[arg-type]
+        rule = make_rule(config, *rest)  # type: ignore[arg-type]
         return SignRule(**vars(rule)) if config == NEW else rule
 
-    monkeypatch.setattr(smoother, "_rule", chosen)
+    for module in (smoother, bank):
+        monkeypatch.setattr(module, "make_rule", chosen)
 
 
 def updated_bank(configs: dict[str, SmoothingConfig], backend: str) -> dict[str, list[Tensor]]:
