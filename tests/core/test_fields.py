@@ -45,6 +45,12 @@ def test_a_digest_is_made_of_what_the_outcome_depends_on_under_the_oldest_names(
     }
 
 
+def test_a_recipe_is_what_is_left_without_the_free_fields_of_all_sections() -> None:
+    assert outcome_relevant(CAKE, but_free=True) == {
+        name: value for name, value in outcome_relevant(CAKE).items() if name != "guests"
+    }
+
+
 def test_a_field_younger_than_some_runs_is_digested_only_where_it_changes_them() -> None:
     with_candles = replace(CAKE, candles=3)
     assert outcome_relevant(with_candles) == outcome_relevant(CAKE) | {"candles": 3}

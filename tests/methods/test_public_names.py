@@ -52,6 +52,7 @@ NAMES = [
     "build_training_data",
     "dataset_record",
     "default_device",
+    "describe_training",
     "evaluation_data",
     "export",
     "fit",

@@ -1,12 +1,17 @@
 """Across a package's border only public names are imported, and no room is crowded."""
 
 import ast
+import dataclasses
 import importlib
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import sts_eval
+from sts_methods import TrainingConfig, describe_training, recipes
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
@@ -65,3 +70,35 @@ def test_every_room_says_what_lives_there_and_none_is_crowded(package: str) -> N
         assert sentence, folder
         modules = [file for file in folder.glob("*.py") if file.name != "__init__.py"]
         assert folder.name in UNLIMITED or len(modules) <= MOST_MODULES, folder
+
+
+def config_classes(kind: type) -> Iterator[type]:
+    """A config's dataclass and those of its sections, all methods included."""
+    yield kind
+    for field in dataclasses.fields(kind):
+        inner = typing.get_type_hints(kind)[field.name]
+        choices = field.metadata.get("choices", {}).values() if inner is not str else ()
+        for section in (*choices, inner):
+            if dataclasses.is_dataclass(section):
+                yield from config_classes(section)
+
+
+def strings_of(package: str) -> set[str]:
+    """Every text in the code of a package, docstrings included."""
+    nodes = [node for file in SOURCES[package].rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def test_eval_knows_no_field_of_the_configs_of_methods() -> None:
+    """It reads training.json, whose words are few; the fields behind them may be renamed and moved."""
+    told = describe_training(recipes.moco_imagenet())
+    paths = [path for path in told["settings"] if "." in path]
+    assert not [(path, text) for text in strings_of("sts_eval") for path in paths if path in text.replace("-", "_")]
+    fields = {field.name for kind in config_classes(TrainingConfig) for field in dataclasses.fields(kind)}
+    own = {*told, *told["conditions"], *told["smoothing"]}
+    own |= set(describe_training(recipes.fixmatch_cifar())["conditions"])
+    for kind in (sts_eval.LinearProbeConfig, sts_eval.DetectionConfig, sts_eval.FeatureConfig, sts_eval.Evaluation):
+        own |= {field.name for field in dataclasses.fields(kind)}
+    # Words of its own: views of arrays, the folder of evaluated images, resizing, classes of images, the k-NN vote's T.
+    own |= {"views", "root", "interpolation", "num_classes", "temperature"}
+    assert not sorted((fields - own) & strings_of("sts_eval"))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import scipy.stats
 
+from sts_core import temporal_moving_average
 from sts_core.errors import ConfigError
 from sts_eval import (
     RunResults,
@@ -21,7 +22,7 @@ from sts_eval.corruptions.benchmark import MAIN_CORRUPTIONS, SEVERITIES
 from sts_eval.intervals import estimate, t_quantile
 from sts_eval.paper.comparison import with_conditions
 from sts_eval.paper.numbers import PUBLISHED
-from sts_eval.paper.rows import ROWS, describe_training, rows_of
+from sts_eval.paper.rows import ROWS, conditions_of, rows_of
 
 IMAGENET = {
     "method": "byol",
@@ -248,21 +249,20 @@ def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
     ]
 
 
-def test_conditions_come_from_the_config_of_the_run(tmp_path):
-    config = {
-        "method": {"name": "moco", "backbone": "resnet18"},
-        "smoothing": {"momentum": 0.999, "preserve_probability": 0.0, "granularity": "layer"},
-        "data": {"dataset": "imagefolder", "num_labels": None},
-        "epochs": 5,
-        "steps": None,
-        "global_batch_size": 64,
-        "seed": 7,
-    }
-    assert describe_training({"name": "x", "training": config}) == describe_training(config)
-    by_kind = config | {"method": {"kind": "moco", "backbone": "resnet18"}}  # as pipelines write it
-    assert describe_training(by_kind) == describe_training(config)
-    assert describe_training(config | {"stop_after_epochs": 2})["epochs"] == 2  # no row of five
-    (tmp_path / "config.json").write_text(json.dumps(config))
+def moco(**changes):
+    from sts_methods import DataConfig, MoCoConfig, TrainingConfig
+
+    data = DataConfig(dataset="imagefolder", views="moco")
+    fields = {"method": MoCoConfig(backbone="resnet18"), "smoothing": temporal_moving_average(0.999), "data": data}
+    return TrainingConfig(**fields | {"epochs": 5, "global_batch_size": 64, "seed": 7} | changes)
+
+
+def test_conditions_come_from_what_the_run_says_of_its_training(tmp_path):
+    from sts_methods import describe_training
+
+    told = describe_training(moco())
+    assert conditions_of(describe_training(moco(stop_after_epochs=2)))["epochs"] == 2  # no row of five
+    (tmp_path / "training.json").write_text(json.dumps(told))
     write_results(tmp_path, RunResults(run="a", entries=(linear(30.0, num_train=1500),)))
     run = load_run(tmp_path)
     assert run.seed == 7
@@ -272,26 +272,23 @@ def test_conditions_come_from_the_config_of_the_run(tmp_path):
     assert compare_with_paper([run])[0].published.row == "MoCo TMA"
     write_results(tmp_path, RunResults(run="a", entries=(linear(30.0),)))
     assert load_run(tmp_path).conditions["dataset"] == "imagenet"  # it has ImageNet's number of images
+    (tmp_path / "training.json").unlink()
+    assert load_run(tmp_path).seed is None
+    assert load_run(tmp_path, describe=lambda folder: told).seed == 7
 
 
 def write_run(folder, entry, *, metrics=None, **changes):
     """A run of the paper's BYOL with STS as pipelines write it; `changes` are of whole sections."""
-    config = {
-        "name": folder.name,
-        "method": {"kind": "byol", "backbone": "resnet50", "stem": "imagenet", "hidden_dim": 4096},
-        "smoothing": {"momentum": 0.99, "preserve_probability": 0.7, "granularity": "layer", "buffers": "keep"},
-        "momentum_schedule": "cosine",
-        "data": {"dataset": "imagefolder", "root": None, "image_size": 224, "recipe": "byol", "num_workers": 8},
-        "optimizer": {"name": "sgd", "lr": 0.05, "schedule": "cosine", "weight_decay": 1e-4, "momentum": 0.9}
-        | {"warmup_epochs": 10.0},
-        "epochs": 200,
-        "global_batch_size": 256,
-        "seed": 0,
-        "cluster": {"num_workers": 8},
-    }
-    config |= {name: config[name] | value if isinstance(value, dict) else value for name, value in changes.items()}
+    from sts_pipelines.catalog import CATALOG
+    from sts_pipelines.config.pipeline import PipelineConfig, plain_of
+    from sts_pipelines.config.plain import from_dict
+    from sts_pipelines.config.run_folder import describe_run
+
+    plain = plain_of(CATALOG["byol-imagenet-200ep-sts"].build()) | {"name": folder.name}
+    plain |= {name: plain[name] | value if isinstance(value, dict) else value for name, value in changes.items()}
+    del plain["kind"]
     folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    (folder / "training.json").write_text(json.dumps(describe_run(from_dict(PipelineConfig, plain))))
     if metrics is not None:
         (folder / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
     write_results(folder, RunResults(run=folder.name, entries=(entry,)))
@@ -324,14 +321,15 @@ def test_other_recipes_do_not_pass_for_other_seeds_nor_vanish_behind_the_same_se
 
 def test_every_pipeline_of_a_row_of_the_paper_has_that_rows_recipe():
     from sts_pipelines.catalog import CATALOG
-    from sts_pipelines.config.pipeline import PipelineConfig, plain_of
+    from sts_pipelines.config.pipeline import PipelineConfig
+    from sts_pipelines.config.run_folder import describe_run
 
     names = [n for n in CATALOG if re.match(r"(byol|moco)-imagenet-\d+ep-(none|se|tma|sts)|fixmatch-cifar\d+-\d", n)]
     found = {name: recipe for name in names if isinstance(recipe := CATALOG[name].build(), PipelineConfig)}
     assert {"byol-imagenet-200ep-sts", "byol-imagenet-200ep-sts-lr0.1", "fixmatch-cifar100-400-tma"} <= set(found)
     for name, recipe in found.items():
         evaluation = "few-labels" if name.startswith("fixmatch") else "linear"
-        conditions = describe_training(plain_of(recipe))
+        conditions = conditions_of(describe_run(recipe))
         rows = rows_of(conditions, evaluation)
         expected = [] if evaluation == "few-labels" else ["dataset imagefolder instead of imagenet"]
         assert rows
@@ -344,15 +342,16 @@ def test_every_pipeline_of_a_row_of_the_paper_has_that_rows_recipe():
         ("moco-imagenet-200ep-sts", "method", {"queue_size": 256}, "queue_size 256 instead of 65536"),
         ("fixmatch-cifar10-40-sts", "data", {"unlabelled_ratio": 1}, "unlabelled_ratio 1 instead of 7"),
         ("fixmatch-cifar10-40-sts", "method", {"pseudo_labels": "teacher"}, "pseudo_labels teacher instead of student"),
-        ("fixmatch-cifar10-40-sts", "optimizer", {"momentum": 0.0}, "sgd_momentum 0.0 instead of 0.9"),
+        ("fixmatch-cifar10-40-sts", "optimizer", {"momentum": 0.5}, "sgd_momentum 0.5 instead of 0.9"),
     ],
 )
 def test_a_recipe_that_contradicts_what_the_paper_says_is_a_difference(name, section, change, difference):
+    from sts_methods import describe_training
     from sts_pipelines.catalog import CATALOG
-    from sts_pipelines.config.pipeline import plain_of
 
-    plain = plain_of(CATALOG[name].build())
-    conditions = describe_training(plain | {section: plain[section] | change})
+    training = CATALOG[name].build().training
+    changed = replace(training, **{section: replace(getattr(training, section), **change)})
+    conditions = conditions_of(describe_training(changed))
     rows = rows_of(conditions, "few-labels" if name.startswith("fixmatch") else "linear")
     assert rows
     assert all(difference in row.differences(conditions) for row in rows)

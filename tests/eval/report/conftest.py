@@ -15,19 +15,46 @@ from sts_eval.corruptions.results import CorruptionResult
 NUM_IMAGES = 40
 
 
-def config_of(*, m: float, p: float, granularity: str = "layer", seed: int = 0) -> dict[str, Any]:
-    """A run's config in the layout that training writes."""
+CONDITIONS = {
+    "method": "byol",
+    "backbone": "resnet50",
+    "stem": "imagenet",
+    "dataset": "imagenet",
+    "image_size": 224,
+    "augmentation": "byol",
+    "optimizer": "sgd",
+    "lr": 0.05,
+    "lr_schedule": "cosine",
+    "weight_decay": 1e-4,
+    "sgd_momentum": 0.9,
+    "warmup_epochs": 10.0,
+    "global_batch_size": 256,
+    "epochs": 200,
+    "momentum_schedule": "cosine",
+}
+
+
+def training_of(*, m: float, p: float, granularity: str = "layer", seed: int = 0) -> dict[str, Any]:
+    """A run's training.json."""
+    smoothing = {"momentum": m, "preserve_probability": p, "granularity": granularity, "buffers": "keep"}
     return {
-        "method": {"name": "byol", "backbone": "resnet50", "stem": "imagenet"},
-        "smoothing": {"momentum": m, "preserve_probability": p, "granularity": granularity, "buffers": "keep"},
-        "momentum_schedule": "cosine",
-        "data": {"dataset": "imagenet", "image_size": 224, "recipe": "byol"},
-        "optimizer": {"name": "sgd", "lr": 0.05, "schedule": "cosine", "weight_decay": 1e-4, "momentum": 0.9}
-        | {"warmup_epochs": 10.0},
-        "global_batch_size": 256,
-        "epochs": 200,
         "seed": seed,
+        "recipe": "one",
+        "length": "200 epochs",
+        "smoothing": smoothing,
+        "conditions": CONDITIONS,
+        "data": {"dataset": "imagenet", "image_size": 224},
+        "settings": {"seed": seed, "epochs": 200} | {f"smoothing.{name}": value for name, value in smoothing.items()},
     }
+
+
+def changed(folder: Path, **changes: Any) -> Path:
+    """`folder` with other values in its training.json; of sections only the named ones are replaced."""
+    training = json.loads((folder / "training.json").read_text())
+    for name, value in changes.items():
+        training[name] = training[name] | value if isinstance(value, dict) else value
+    (folder / "training.json").write_text(json.dumps(training))
+    return folder
 
 
 def metrics_of(*, speed: float, num_lines: int = 30, drift: bool = True) -> list[dict[str, Any]]:
@@ -88,8 +115,8 @@ def write_run(
     """One run folder; what is None or False is left out."""
     folder = root / name
     folder.mkdir(parents=True)
-    config = config_of(m=m, p=p, granularity=granularity, seed=seed)
-    (folder / "config.json").write_text(json.dumps(config))
+    training = training_of(m=m, p=p, granularity=granularity, seed=seed)
+    (folder / "training.json").write_text(json.dumps(training))
     if metrics:
         lines = metrics_of(speed=speed, drift=drift)
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

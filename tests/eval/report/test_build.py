@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import yaml
 
 from sts_core.errors import ConfigError, StateError
 from sts_eval import add_entries, byol_protocol, fast_protocol, moco_protocol
@@ -19,7 +18,7 @@ from sts_eval.report.html import to_html
 from sts_eval.report.markdown import to_markdown
 from sts_eval.report.runs import read_runs
 from sts_eval.report.sections.figures import thinned
-from sts_eval.runs.config import settings_text
+from tests.eval.report.conftest import changed
 
 MakeRun = Callable[..., Path]
 
@@ -101,12 +100,9 @@ def test_the_paper_stands_beside_the_teachers_numbers_and_departures_are_named(f
     assert averages == {"tma": "71.50", "tma-matched": "72.25"}  # not one run repeated
 
 
-def test_a_run_of_the_papers_recipe_as_pipelines_write_it_may_stand_beside_the_paper(make_run: MakeRun) -> None:
+def test_a_run_of_the_papers_recipe_on_a_folder_of_its_images_may_stand_beside_the_paper(make_run: MakeRun) -> None:
     folder = make_run("sts", m=0.99, p=0.7, top1=None, metrics=False)
-    config = json.loads((folder / "config.json").read_text())
-    config["method"]["kind"] = config["method"].pop("name")
-    config["data"]["dataset"] = "imagefolder"
-    (folder / "config.json").write_text(json.dumps(config))
+    changed(folder, conditions={"dataset": "imagefolder"}, data={"dataset": "imagefolder"})
     entry = {"evaluation": "linear", "network": "teacher", "metric": "top1", "which": "best", "value": 72.6}
     entry |= {"num_train": 1_281_167, "num_test": 50_000, "protocol": asdict(byol_protocol())}
     entry |= {"cropped_from": "whole images"}
@@ -122,8 +118,7 @@ def test_each_sts_run_stands_beside_the_moving_average_of_equal_pull(family: Pat
 
 def test_runs_that_differ_in_more_than_their_smoothing_are_no_controls(make_run: MakeRun) -> None:
     sts, tma = make_run("sts", m=0.99, p=0.7), make_run("tma", m=0.997)
-    config = json.loads((tma / "config.json").read_text())
-    (tma / "config.json").write_text(json.dumps(config | {"epochs": 100}))
+    changed(tma, recipe="another")
     assert "Without their control" in to_markdown(build_report(read_runs([sts, tma])))
 
 
@@ -194,9 +189,7 @@ def test_the_plane_averages_seeds_and_names_the_best_cell(make_run: MakeRun, swe
 
 def test_runs_of_another_recipe_are_no_further_seeds_of_a_cell(make_run: MakeRun, sweep: Path) -> None:
     folder = make_run("other", m=0.9, p=0.9, seed=1, top1=99.0, metrics=False)
-    config = json.loads((folder / "config.json").read_text())
-    config["optimizer"]["lr"] = 5.0
-    (folder / "config.json").write_text(json.dumps(config))
+    changed(folder, recipe="another")
     assert "Highest: 70.80 at p 0.9, m 0.99" in to_markdown(build_report(read_runs([sweep]), against_paper=False))
 
 
@@ -282,7 +275,6 @@ def test_config_differences_name_only_what_differs(family: Path) -> None:
         "smoothing.preserve_probability",
         "smoothing.granularity",
     ]
-    assert settings_text({"a": {"b": 1, "c": {}}, "d": "x"}) == {"a.b": "1", "a.c": "{}", "d": "x"}
 
 
 def test_both_files_are_written_and_the_page_needs_nothing_but_itself(family: Path, tmp_path: Path) -> None:
@@ -322,23 +314,13 @@ def test_names_are_escaped_in_both_formats(make_run: MakeRun) -> None:
     assert "\\*bold\\*" in markdown
 
 
-def test_a_yaml_config_is_read_like_json(make_run: MakeRun) -> None:
-    folder = make_run("run", p=0.5)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").unlink()
-    (folder / "config.yaml").write_text(yaml.safe_dump({"name": "run", "training": config}))
-    smoothing = read_runs([folder])[0].smoothing
-    assert smoothing is not None
-    assert smoothing.preserve_probability == 0.5
-
-
-def test_a_method_is_known_by_its_name_or_its_kind(make_run: MakeRun) -> None:
+def test_a_run_without_a_training_json_is_described_by_the_one_who_knows(make_run: MakeRun) -> None:
     folder = make_run("run", p=0.7)
-    config = json.loads((folder / "config.json").read_text())
-    kind = {"kind": config["method"].pop("name"), **config["method"]}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"method": kind}))
-    report = build_report(read_runs([folder]))
-    assert rows_of(table_of(report, "runs"))[0][4] == "byol"
+    told = json.loads((folder / "training.json").read_text())
+    (folder / "training.json").unlink()
+    assert read_runs([folder])[0].smoothing is None
+    report = build_report(read_runs([folder], lambda place: told if place == folder else {}))
+    assert rows_of(table_of(report, "runs"))[0][2:6] == ["STS m 0.99, p 0.7 (LW)", "0.997", "byol", "200 epochs"]
     assert "paper" in anchors(report)
 
 
@@ -366,9 +348,8 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(make_run: MakeRun) -> 
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("config.json", "{", r"a config must be JSON, .*config.json is not"),
-        ("config.yaml", "a: [", r"a config must be YAML, .*config.yaml is not"),
-        ("config.json", "[1]", r"must hold named values, .* holds list"),
+        ("training.json", "{", r"training.json must be JSON, but it is not"),
+        ("training.json", "[1]", r"training.json must hold named values, but it holds list"),
         ("metrics.jsonl", '{"step": 1}\n{"st\n{"step": 3}\n', r"line 2 of .*metrics.jsonl is not: delete that line"),
         ("metrics.jsonl", '[1]\n{"step": 3}\n', r"line 1 of .*metrics.jsonl is not: delete that line"),
         ("results.json", "{}", "must have the format"),

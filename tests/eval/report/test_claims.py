@@ -17,6 +17,7 @@ from sts_eval.report.build import build_report
 from sts_eval.report.html import to_html
 from sts_eval.report.markdown import to_markdown
 from sts_eval.report.runs import read_runs
+from tests.eval.report.conftest import changed
 
 MakeRun = Callable[..., Path]
 LINEAR: dict[str, Any] = {"evaluation": "linear", "network": "teacher", "metric": "top1", "which": "last"}
@@ -107,9 +108,8 @@ def test_a_difference_over_seeds_has_an_interval_and_is_coloured_where_it_exclud
 def test_an_sts_run_without_its_control_is_named_with_the_command_that_makes_it(make_run: MakeRun) -> None:
     folder = make_run("sts", m=0.99, p=0.7, metrics=False)
     assert "train it again with momentum 0.997 and preserve\\_probability 0" in markdown_of(folder)
-    (folder / "config.json").rename(folder / "config.yaml")
-    command = f"sts run {folder}/config.yaml --smoothing.momentum 0.997 --smoothing.preserve-probability 0"
-    assert command in markdown_of(folder).replace("\\", "")
+    changed(folder, control="sts run {folder}/config.yaml --m {momentum}")
+    assert f"sts run {folder}/config.yaml --m 0.997" in markdown_of(folder).replace("\\", "")
 
 
 def test_differences_are_paired_by_seed_or_welchs() -> None:
@@ -131,10 +131,7 @@ def corrupted(make_run: MakeRun, name: str, shift: float, source: dict[str, Any]
     results = json.loads(file.read_text())
     results["entries"][-1] |= {"source": source, "num_classes": 10 if source["source"] == "generated" else 1000}
     file.write_text(json.dumps(results))
-    config = json.loads((folder / "config.json").read_text())
-    config["data"]["dataset"] = "cifar10" if source["source"] == "generated" else "imagenet"
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return changed(folder, data={"dataset": "cifar10" if source["source"] == "generated" else "imagenet"})
 
 
 def test_generated_corruptions_of_another_dataset_are_not_called_imagenet_c(make_run: MakeRun) -> None:
@@ -151,8 +148,7 @@ def test_generated_corruptions_of_another_dataset_are_not_called_imagenet_c(make
 
 def test_corruptions_are_compared_with_the_moving_averages_of_the_same_recipe(make_run: MakeRun) -> None:
     other = corrupted(make_run, "other", 0.0, {"source": "generated"}, m=0.99)
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"epochs": 7}))
+    changed(other, recipe="another")
     make = partial(corrupted, make_run, source={"source": "generated"})
     sts = make("sts", 0.05, m=0.99, p=0.7)
     alone = markdown_of(other, sts)
@@ -164,23 +160,17 @@ def test_corruptions_are_compared_with_the_moving_averages_of_the_same_recipe(ma
     assert "minus other" not in text
 
 
-def changed(folder: Path, **changes: Any) -> Path:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-    return folder
-
-
 def test_a_digits_run_stands_in_no_table_of_imagenet(make_run: MakeRun) -> None:
-    data = {"dataset": "digits", "image_size": 12, "recipe": "byol"}
-    text = markdown_of(changed(make_run("small", m=0.99, p=0.7, metrics=False), data=data))
+    small = {"dataset": "digits", "image_size": 12}
+    text = markdown_of(changed(make_run("small", m=0.99, p=0.7, metrics=False), data=small, conditions=small))
     assert "ImageNet, 200 epochs" not in text
     assert "Other data than the paper's, so that no number of it stands beside them: small." in text
 
 
 def test_a_short_run_is_matched_with_no_row_of_300_or_1000_epochs(make_run: MakeRun) -> None:
-    short = changed(make_run("short", m=0.99, p=0.7, metrics=False), epochs=None, steps=110)
+    short = changed(make_run("short", m=0.99, p=0.7, metrics=False), conditions={"epochs": None, "steps": 110})
     assert "Self-supervised methods on ImageNet" not in markdown_of(short)
-    long = changed(make_run("long", m=0.99, p=0.7, metrics=False), epochs=300)
+    long = changed(make_run("long", m=0.99, p=0.7, metrics=False), conditions={"epochs": 300})
     assert "Ours (BYOL + STS) 300" in markdown_of(long)
 
 

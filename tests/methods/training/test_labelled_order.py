@@ -14,8 +14,9 @@ from sts_methods.data.sampler import StatelessSampler
 from sts_methods.methods.fixmatch import FixMatchConfig
 from sts_methods.runs.resume import differences
 from sts_methods.training.config import TrainingConfig
+from sts_methods.training.description import resolved
 from sts_methods.training.loop import fit
-from sts_methods.training.run import Run, describe
+from sts_methods.training.run import Run
 from tests.methods.training import tiny_training as tiny
 
 FIXMATCH = FixMatchConfig(backbone="wrn_10_1", num_classes=10)
@@ -67,6 +68,6 @@ def test_a_run_with_another_order_or_from_before_there_were_two_is_not_continued
     fit(replace(CONFIG, method=replace(FIXMATCH, labelled_order="epochs")), tiny.runtime(tmp_path))
     with pytest.raises(StateError, match="labelled_order was 'epochs' and is now 'random'"):
         fit(replace(CONFIG, steps=1), tiny.runtime(tmp_path))
-    earlier = describe(CONFIG)
+    earlier = resolved(CONFIG)
     del earlier["method"]["labelled_order"]
-    assert differences(earlier, describe(CONFIG), ()) == ["method.labelled_order was None and is now 'random'"]
+    assert differences(earlier, resolved(CONFIG), ()) == ["method.labelled_order was None and is now 'random'"]

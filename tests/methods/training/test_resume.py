@@ -160,6 +160,7 @@ def test_a_checkpoint_says_what_it_holds_and_only_the_last_few_stay(tmp_path: Pa
     assert (meta["step"], meta["epoch"], meta["world_size"], meta["label_split"]) == (12, 3.0, 1, None)
     assert meta["metrics"]["preserve_probability"] == 0.5
     assert json.loads((tmp_path / "config.json").read_text()) == meta["config"]
+    assert json.loads((tmp_path / "training.json").read_text())["smoothing"] == meta["config"]["smoothing"]
 
 
 def test_checkpoints_by_the_minute_are_written_when_metrics_are_logged(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from sts_core.errors import ConfigError
+from sts_core.fields import free
 
 Granularity = Literal["layer", "module", "channel", "neuron"]
 Buffers = Literal["copy", "smooth", "keep"]
@@ -52,11 +53,11 @@ class SmoothingConfig:
     p = 0 is the temporal moving average (TMA), m = 0 the spatial ensemble (SE), both 0 no smoothing at all.
     """
 
-    momentum: float
+    momentum: float = free()
     """m, the weight of the teacher's old value in the moving average of an updated unit."""
-    preserve_probability: float
+    preserve_probability: float = free()
     """p, the probability that a unit is left as it is."""
-    granularity: Granularity = "layer"
+    granularity: Granularity = free("layer")
     """A unit: a parameter tensor (layer), all tensors of a module, an index of dim 0 (channel), a weight (neuron)."""
     buffers: Buffers = "copy"
     """Buffers are copied from the student, smoothed like parameters (float ones), or kept as the teacher's own."""

@@ -38,9 +38,9 @@ def incidental(default: Any = MISSING, *, metadata: Mapping[str, Any] | None = N
     return field(default=default, metadata={**(metadata or {}), _INCIDENTAL: True})
 
 
-def free(default: Any = MISSING, *, metadata: Mapping[str, Any] | None = None) -> Any:
+def free(default: Any = MISSING, *, default_factory: Any = MISSING, metadata: Mapping[str, Any] | None = None) -> Any:
     """A field that changes the outcome, but is no part of the recipe or protocol: two seeds are runs of one recipe."""
-    return field(default=default, metadata={**(metadata or {}), _FREE: True})
+    return field(default=default, default_factory=default_factory, metadata={**(metadata or {}), _FREE: True})
 
 
 def added(default: Any, *, metadata: Mapping[str, Any] | None = None) -> Any:
@@ -79,10 +79,14 @@ def former_names(config: Any) -> dict[str, str]:
     return {former: setting.name for setting in fields(config) for former in setting.metadata.get(_FORMERLY, ())}
 
 
-def outcome_relevant(config: Any) -> dict[str, Any]:
-    """Plain values of all that the outcome depends on, under their first names: what a digest is made of."""
-    values = [(setting, getattr(config, setting.name)) for setting in fields(config) if setting.init]
-    return {first_name(setting): _plain(value) for setting, value in values if is_digested(setting, value)}
+def outcome_relevant(config: Any, *, but_free: bool = False) -> dict[str, Any]:
+    """Plain values of all that the outcome depends on, under their first names: what a digest is made of.
+
+    `but_free` leaves out what is free, so that two seeds of one recipe are equal.
+    """
+    kept = [setting for setting in fields(config) if setting.init and not (but_free and is_free(setting))]
+    values = [(setting, getattr(config, setting.name)) for setting in kept]
+    return {first_name(setting): _plain(value, but_free) for setting, value in values if is_digested(setting, value)}
 
 
 def incidental_names(config: Any, prefix: str = "") -> Iterator[str]:
@@ -116,9 +120,9 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, but_free: bool) -> Any:
     if is_dataclass(value):
-        return outcome_relevant(value)
+        return outcome_relevant(value, but_free=but_free)
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: _plain(item, but_free) for name, item in value.items()}
+    return [_plain(item, but_free) for item in value] if isinstance(value, list | tuple) else value

@@ -24,6 +24,7 @@ from sts_methods.runs.metrics_log import MetricsLog
 from sts_methods.runs.progress_line import ProgressDisplay, format_seconds
 from sts_methods.runs.runtime import LocalRuntime, RunListener, RunPlan, Runtime, default_device
 from sts_methods.training.config import TrainingConfig
+from sts_methods.training.description import describe_training
 from sts_methods.training.failure_checks import CollapseError, NonFiniteLossError
 from sts_methods.training.loop import TrainingResult, fit
 from sts_methods.training.optimizers import OptimizerConfig, build_optimizer, learning_rate, set_learning_rate_
@@ -89,6 +90,7 @@ __all__ = [
     "build_training_data",
     "dataset_record",
     "default_device",
+    "describe_training",
     "evaluation_data",
     "export",
     "fit",

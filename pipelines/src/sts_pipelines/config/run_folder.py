@@ -1,18 +1,25 @@
-"""Run folders on disk: which runs a path holds, and the pipeline that made each."""
+"""Run folders on disk: which runs a path holds, the pipeline that made each, and what its reports are told of it."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from sts_core.fields import flattened
+from sts_methods import TrainingConfig, describe_training
 from sts_pipelines.config.flags import apply_flags
-from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.pipeline import PipelineConfig, plain_of
 from sts_pipelines.config.plain import from_dict
 from sts_pipelines.config.storage_path import is_uri, local_folder
 from sts_pipelines.config.yaml_text import read_yaml
-from sts_pipelines.errors import UsageError
+from sts_pipelines.errors import SchemaError, UsageError
+
+CONTROL = "sts run {folder}/config.yaml --smoothing.momentum {momentum} --smoothing.preserve-probability 0"
+"""The command that trains the moving average which a run is compared with."""
 
 
-def run_folders(path: str, pattern: str = "*/config.yaml") -> list[Path]:
-    """The folder of a run, or the runs (what has a file like `pattern`) in that of a comparison or a sweep."""
+def run_folders(path: str, *patterns: str) -> list[Path]:
+    """The folder of a run, or the runs (with a config.yaml or a file like `patterns`) of a comparison or a sweep."""
     folder = Path(path)
     if is_uri(path):
         storage, _, name = path.rstrip("/").rpartition("/")
@@ -20,8 +27,9 @@ def run_folders(path: str, pattern: str = "*/config.yaml") -> list[Path]:
             f"{path} must be a folder on this machine: copy the run here first, or pass the folder that it worked in, "
             f"{local_folder(storage, name)} on the machine that started it"
         )
-    inner = [] if (folder / "checkpoints").is_dir() else sorted({file.parent for file in folder.glob(pattern)})
-    return inner or [folder]
+    if (folder / "checkpoints").is_dir():
+        return [folder]
+    return sorted({file.parent for one in ("*/config.yaml", *patterns) for file in folder.glob(one)}) or [folder]
 
 
 def read_run(folder: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
@@ -32,3 +40,28 @@ def read_run(folder: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
     plain = read_yaml(path.read_text(encoding="utf-8", errors="replace"), source=str(path))
     plain.pop("kind", None)
     return from_dict(PipelineConfig, apply_flags(PipelineConfig, plain, overrides))
+
+
+def describe_run(pipeline: PipelineConfig) -> dict[str, Any]:
+    """What sts_methods says of the training, with the settings of the whole pipeline."""
+    return describe_training(pipeline.training) | {"settings": flattened(plain_of(pipeline))}
+
+
+def describe_old_run(folder: Path) -> dict[str, Any]:
+    """What training.json would hold in a run that is older than this file; nothing where its config tells nothing."""
+    file = next((folder / name for name in ("config.yaml", "config.json") if (folder / name).is_file()), None)
+    if file is None:
+        return {}
+    plain = read_yaml(file.read_text(encoding="utf-8", errors="replace"), source=str(file))  # JSON is YAML
+    kind = plain.pop("kind", None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # they were given when the run was started
+            if kind == "pipeline" or "name" in plain:
+                control = {"control": CONTROL} if file.suffix == ".yaml" else {}
+                return describe_run(from_dict(PipelineConfig, plain)) | control
+            method = {"kind" if name == "name" else name: value for name, value in plain.get("method", {}).items()}
+            return describe_training(from_dict(TrainingConfig, plain | {"method": method}))
+    except SchemaError as error:
+        warnings.warn(f"{file} is no config of this version, so that reports know nothing of it: {error}", stacklevel=2)
+        return {}

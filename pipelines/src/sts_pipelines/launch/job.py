@@ -1,6 +1,7 @@
 """One pipeline and the folder that its run lives in."""
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from sts_core.files import locked, write_atomically
 from sts_methods import CheckpointStore, verify_backbone
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, plain_of
 from sts_pipelines.config.plain import from_dict, to_dict
+from sts_pipelines.config.run_folder import CONTROL, describe_run
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.config.yaml_text import write_yaml
 from sts_pipelines.errors import UsageError
@@ -63,11 +65,16 @@ def _is_complete(job: Job) -> bool:
 
 
 def write_config(job: Job) -> None:
-    """Leave the resolved config in the run folder, atomically; an evaluation leaves the one that is there."""
+    """Leave the resolved config, and what reports are told of it, in the run folder, atomically.
+
+    An evaluation leaves those that are there.
+    """
     if not job.train:
         return
     try:
         write_atomically(job.folder / "config.yaml", write_yaml(plain_of(job.pipeline)))
+        told = describe_run(job.pipeline) | {"control": CONTROL}
+        write_atomically(job.folder / "training.json", json.dumps(told, indent=1) + "\n")
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"cannot write to {job.folder} ({reason}): free it, or set cluster.storage-path") from error

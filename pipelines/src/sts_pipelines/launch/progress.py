@@ -19,7 +19,7 @@ _PLAN = "plan.json"
 
 def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
     """Leave a note for the driver, atomically."""
-    note = {"label": label or "run", **asdict(replace(plan, config={}))}  # the config has a file of its own
+    note = {"label": label or "run", **asdict(replace(plan, config={}, training={}))}  # which have files of their own
     write_atomically(folder / _PLAN, json.dumps(note), durable=False)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from sts_core.files import write_atomically
 from sts_methods import CheckpointStore
-from sts_pipelines.config.pipeline import SweepConfig, plain_of
+from sts_pipelines.config.pipeline import SweepConfig
+from sts_pipelines.config.run_folder import describe_run
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job
 from sts_pipelines.sweep.outcomes import forget_errors, note_error
@@ -28,9 +29,9 @@ def train_one_student(config: SweepConfig, trials: Sequence[Trial], folder: Path
     forget_errors(folder / trial.name for trial in trials)
     launch([job], name=student.run_name, folder=job.folder)
     _check_applied(job, trials, folder)
-    for trial in trials:  # as JSON: a folder with a config.yaml is a run that can be evaluated again
-        own = plain_of(pipeline.with_smoothing(f"{pipeline.name}-{trial.name}", trial.smoothing))
-        write_atomically(folder / trial.name / "config.json", json.dumps(own, indent=1) + "\n")
+    for trial in trials:  # without a config.yaml, which would make it a run that can be evaluated again
+        told = describe_run(pipeline.with_smoothing(f"{pipeline.name}-{trial.name}", trial.smoothing))
+        write_atomically(folder / trial.name / "training.json", json.dumps(told, indent=1) + "\n")
 
 
 def _check_applied(job: Job, trials: Sequence[Trial], folder: Path) -> None:

@@ -12,6 +12,7 @@ from sts_core.files import write_atomically
 from sts_eval import read_results, write_report
 from sts_methods import MetricsLog, TrainingConfig
 from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.run_folder import describe_old_run
 from sts_pipelines.errors import TrialError
 from sts_pipelines.evaluation.settings import is_evaluated
 from sts_pipelines.launch.driver import Failed
@@ -161,7 +162,7 @@ def write_outcomes(found: Sequence[Outcome], folder: Path, *, metric: str) -> No
     print(f"table: {folder / 'sweep.csv'}")
     runs = [folder / outcome.trial.name for outcome in found if outcome.value is not None]
     if runs:
-        print(f"report: {write_report(runs, folder / 'report')[1]}")
+        print(f"report: {write_report(runs, folder / 'report', describe=describe_old_run)[1]}")
 
 
 def _row(outcome: Outcome, metric: str) -> dict[str, str]:

@@ -19,14 +19,14 @@ from sts_eval.paper.rows import (
     IMAGENET_TRAIN_IMAGES,
     ROWS,
     PaperRow,
-    describe_training,
+    conditions_of,
     protocol_differences,
     rows_of,
     size_differences,
 )
 from sts_eval.probes.linear.probe import LINEAR
 from sts_eval.results import RunResults, read_results, text_of
-from sts_eval.runs.config import METRICS_NAME, entries_of, read_config, read_metrics, training_section
+from sts_eval.runs.training import METRICS_NAME, Describe, entries_of, read_metrics, read_training
 
 SPATIAL = ("smoothing", "granularity", "preserve_probability")
 """Conditions in which STS and the moving average it is compared with may differ."""
@@ -90,15 +90,15 @@ class Comparison:
 
 
 def with_conditions(
-    results: RunResults, config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]] = ()
+    results: RunResults, training: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]] = ()
 ) -> RunResults:
-    """Results with the seed and the conditions that a run's config gives, where the results do not name them.
+    """Results with the seed and the conditions that training.json gives, where the results do not name them.
 
     Of each kind of entry the newest stays, and of its `data` what differs from the training's.
     """
-    conditions = describe_training(config)
-    results = replace(results, entries=tuple(entries_of(results, config)))
-    if conditions.get("dataset", "imagefolder") == "imagefolder":  # the config does not say of what
+    conditions = conditions_of(training)
+    results = replace(results, entries=tuple(entries_of(results, training)))
+    if conditions.get("dataset", "imagefolder") == "imagefolder":  # nothing says of what
         imagenet = _is_imagenet(results, conditions.get("global_batch_size"), metrics)
         if imagenet:
             conditions["dataset"] = "imagenet"
@@ -106,7 +106,7 @@ def with_conditions(
             conditions["dataset"] = UNKNOWN_FOLDER
     if metrics and not math.isfinite(metrics[-1].get("loss") or 0.0):
         conditions["training"] = "diverged"
-    seed = results.seed if results.seed is not None else training_section(config).get("seed")
+    seed = results.seed if results.seed is not None else training.get("seed")
     return replace(results, seed=seed, conditions=conditions | dict(results.conditions))
 
 
@@ -120,10 +120,13 @@ def _is_imagenet(results: RunResults, batch_size: int | None, metrics: Sequence[
     return IMAGENET_TRAIN_IMAGES in counts if counts else None
 
 
-def load_run(folder: str | Path) -> RunResults:
-    """A run's results.json, with seed and conditions from its config and its metrics."""
+def load_run(folder: str | Path, *, describe: Describe | None = None) -> RunResults:
+    """A run's results.json, with seed and conditions from its training.json and its metrics.
+
+    `describe` is asked about runs that are older than that file.
+    """
     folder = Path(folder)
-    return with_conditions(read_results(folder), read_config(folder), read_metrics(folder / METRICS_NAME))
+    return with_conditions(read_results(folder), read_training(folder, describe), read_metrics(folder / METRICS_NAME))
 
 
 def compare_with_paper(runs: Sequence[RunResults], *, confidence: float = 0.95) -> list[Comparison]:

@@ -11,7 +11,6 @@ from sts_eval.detection.transfer import VOC
 from sts_eval.probes.few_labels import FEW_LABELS
 from sts_eval.probes.linear.probe import LINEAR
 from sts_eval.probes.linear.protocol import LinearProbeConfig, byol_protocol, moco_protocol
-from sts_eval.runs.config import recipe_of, training_section
 
 IMAGENET_TRAIN_IMAGES = 1_281_167
 IMAGENET_TEST_IMAGES = 50_000
@@ -154,41 +153,20 @@ def smoothing_name(momentum: float, preserve_probability: float) -> str:
     return names[momentum == 0.0, preserve_probability == 0.0]
 
 
-def describe_training(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The conditions of a run from its config.json; what the config does not say is left out.
+def conditions_of(training: Mapping[str, Any]) -> dict[str, Any]:
+    """The conditions of a run from its training.json; what that does not say is left out.
 
-    `recipe` holds all that training depends on beside the seed and the smoothing, so that other recipes do not pass for
-    other seeds.
+    The recipe is one of them, so that other recipes do not pass for other seeds.
     """
-    training = training_section(config)
-    sections = (dict(training.get(key) or {}) for key in ("method", "smoothing", "data", "optimizer"))
-    method, smoothing, data, optimizer = sections
-    found = {
-        "method": method.get("name"),
-        "backbone": method.get("backbone"),
-        "dataset": data.get("dataset"),
-        "num_labels": data.get("num_labels"),
-        "stem": method.get("stem"),
-        "image_size": data.get("image_size"),
-        "augmentation": data.get("views"),
-        "optimizer": optimizer.get("name"),
-        "lr": optimizer.get("lr"),
-        "lr_schedule": optimizer.get("schedule"),
-        "weight_decay": optimizer.get("weight_decay"),
-        "sgd_momentum": optimizer.get("momentum"),
-        "warmup_epochs": optimizer.get("warmup_epochs"),
-        "unlabelled_ratio": data.get("unlabelled_ratio"),
-        **{key: method.get(key) for key in ("queue_size", "pseudo_labels")},
-        **{key: training.get(key) for key in ("steps", "global_batch_size", "momentum_schedule")},
-        "epochs": training.get("stop_after_epochs") or training.get("epochs"),
-        "recipe": recipe_of(config) or None,
-    }
+    smoothing = training.get("smoothing", {})
+    found = dict(training.get("conditions", {}))
+    found |= {"recipe": training["recipe"]} if "recipe" in training else {}
     if "momentum" in smoothing and "preserve_probability" in smoothing:
         found |= {name: smoothing[name] for name in ("momentum", "preserve_probability")}
         found["smoothing"] = smoothing_name(smoothing["momentum"], smoothing["preserve_probability"])
         if found["smoothing"] in ("se", "sts"):
             found["granularity"] = smoothing.get("granularity", "layer")
-    return {key: value for key, value in found.items() if value is not None}
+    return found
 
 
 def protocol_differences(method: str, entry: Mapping[str, Any]) -> list[str]:

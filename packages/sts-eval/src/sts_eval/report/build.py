@@ -26,6 +26,7 @@ from sts_eval.report.sections.tables import (
     results_section,
 )
 from sts_eval.report.settings import ONE_SEED, Setting, settings_of
+from sts_eval.runs.training import Describe
 
 
 def build_report(runs: Sequence[Run], *, against_paper: bool = True) -> Report:
@@ -70,16 +71,18 @@ def _ranking(settings: Sequence[Setting], measure: Measure) -> list[Fact]:
     return facts
 
 
-def write_report(runs: Iterable[str | Path], path: str | Path, *, against_paper: bool = True) -> tuple[Path, Path]:
+def write_report(
+    runs: Iterable[str | Path], path: str | Path, *, against_paper: bool = True, describe: Describe | None = None
+) -> tuple[Path, Path]:
     """Write report.md and report.html about `runs` into the folder `path`; returns the two files.
 
-    `runs` are run folders, or folders that hold run folders (a sweep), with config.yaml or config.json,
-    metrics.jsonl and results.json, whichever of them there are.
+    `runs` are run folders, or folders that hold run folders (a sweep), with training.json, metrics.jsonl and
+    results.json, whichever of them there are; `describe` is asked about runs that are older than training.json.
     """
     folder = Path(path)
     if (nearest := next(place for place in (folder, *folder.absolute().parents) if place.exists())).is_file():
         raise ConfigError(f"a report is written into a folder, {nearest} is a file: name another place")
-    report = build_report(read_runs(runs), against_paper=against_paper)
+    report = build_report(read_runs(runs, describe), against_paper=against_paper)
     markdown, page = to_markdown(report), to_html(report)
     write_atomically(folder / "report.md", markdown)
     write_atomically(folder / "report.html", page)

@@ -1,6 +1,5 @@
-"""Run folders as the report sees them: config, metrics and results, each checked as it is read."""
+"""Run folders as the report sees them: training, metrics and results, each checked as it is read."""
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,15 +8,10 @@ from typing import Any
 
 from sts_core import SmoothingConfig, StateError
 from sts_eval.results import FILE_NAME, RunResults, read_results
-from sts_eval.runs.config import (
-    CONFIG_NAMES,
-    METRICS_NAME,
-    entries_of,
-    read_config,
-    read_metrics,
-    recipe_of,
-    training_section,
-)
+from sts_eval.runs.training import METRICS_NAME, TRAINING_NAME, Describe, entries_of, read_metrics, read_training
+
+CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
+"""Files by which older runs, without a training.json, are known as runs."""
 
 GRANULARITY_SHORT = {"layer": "LW", "module": "MW", "channel": "CW", "neuron": "NW"}
 """The paper's abbreviations; MW is ours."""
@@ -29,7 +23,8 @@ class Run:
 
     name: str
     folder: Path
-    config: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """What training.json says."""
     metrics: Sequence[Mapping[str, Any]] = ()
     results: RunResults | None = None
 
@@ -38,19 +33,14 @@ class Run:
         return self.results.entries if self.results is not None else ()
 
     @property
-    def section(self) -> Mapping[str, Any]:
-        """The training's config."""
-        return training_section(self.config)
-
-    @property
     def recipe(self) -> str:
         """All that training depends on beside its smoothing and its seed: runs that share it are twins."""
-        return json.dumps(recipe_of(self.config), sort_keys=True)
+        return str(self.training.get("recipe", ""))
 
     @property
     def seed(self) -> int | None:
-        """The training's seed, where config or results name it."""
-        found = self.section.get("seed", self.results.seed if self.results else None)
+        """The training's seed, where it or the results name it."""
+        found = self.training.get("seed", self.results.seed if self.results else None)
         return found if isinstance(found, int) else None
 
     @property
@@ -60,14 +50,12 @@ class Run:
 
     @property
     def smoothing(self) -> SmoothingConfig | None:
-        """How the teacher followed the student, if the config says so."""
-        values = self.section.get("smoothing")
-        if not isinstance(values, Mapping) or not {"momentum", "preserve_probability"} <= set(values):
+        """How the teacher followed the student, if that is known."""
+        if not (values := self.training.get("smoothing")):
             return None
-        names = ("momentum", "preserve_probability", "granularity", "buffers")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # p = 1 was warned about when the run was started
-            return SmoothingConfig(**{name: values[name] for name in names if name in values})
+            return SmoothingConfig(**values)
 
     def series(self, metric: str) -> list[tuple[float, float]]:
         """(step, value) of a metric of metrics.jsonl, numbers only."""
@@ -99,17 +87,17 @@ def smoothing_label(smoothing: SmoothingConfig | None) -> str:
     return " ".join([kind, ", ".join(numbers)]).strip()
 
 
-def read_runs(paths: Iterable[str | Path]) -> list[Run]:
+def read_runs(paths: Iterable[str | Path], describe: Describe | None = None) -> list[Run]:
     """All runs in `paths`, each a run folder or a folder that holds run folders; names are made unique."""
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _run_folders(Path(path))))
     if not folders:
         raise StateError("a report needs at least one run, got none: pass run folders")
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(folder, describe) for folder in folders]
     return [_renamed(run, runs) for run in runs]
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (*CONFIG_NAMES, METRICS_NAME, FILE_NAME))
+    return any((folder / name).is_file() for name in (TRAINING_NAME, *CONFIG_NAMES, METRICS_NAME, FILE_NAME))
 
 
 def _run_folders(path: Path) -> list[Path]:
@@ -122,7 +110,7 @@ def _run_folders(path: Path) -> list[Path]:
     if inner:
         return inner
     raise StateError(
-        f"a run folder holds {CONFIG_NAMES[0]}, {METRICS_NAME} or {FILE_NAME}, {path} has none of them "
+        f"a run folder holds {TRAINING_NAME}, {METRICS_NAME} or {FILE_NAME}, {path} has none of them "
         "and no folder that has: pass the folder of a run"
     )
 
@@ -137,11 +125,12 @@ def _renamed(run: Run, runs: Sequence[Run]) -> Run:
     return Run(**(run.__dict__ | {"name": name}))
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path, describe: Describe | None = None) -> Run:
     """One run folder; a file that is absent is absent, a file that is damaged is an error."""
     results = read_results(folder) if (folder / FILE_NAME).is_file() else None
-    config = read_config(folder)
+    training = read_training(folder, describe)
     if results is not None:
-        results = replace(results, entries=tuple(entries_of(results, config)))
-    name = results.run if results is not None else str(config.get("name", folder.name))
-    return Run(name=name, folder=folder, config=config, metrics=read_metrics(folder / METRICS_NAME), results=results)
+        results = replace(results, entries=tuple(entries_of(results, training)))
+    name = results.run if results is not None else str(training.get("settings", {}).get("name", folder.name))
+    metrics = read_metrics(folder / METRICS_NAME)
+    return Run(name=name, folder=folder, training=training, metrics=metrics, results=results)

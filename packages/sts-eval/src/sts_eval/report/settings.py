@@ -37,11 +37,11 @@ class Setting:
 
 
 def settings_of(runs: Sequence[Run], measure: Measure) -> list[Setting]:
-    """The settings among `runs` that have the measure; a run without a config is a setting of its own."""
+    """The settings among `runs` that have the measure; a run without a training.json is a setting of its own."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         if measure.of(run) is not None:
-            groups.setdefault(key_of(run) if run.config else (run.name,), []).append(run)
+            groups.setdefault(key_of(run) if run.training else (run.name,), []).append(run)
     return [
         Setting(group[0], {run.seed_key: value for run in group if (value := measure.of(run)) is not None})
         for group in groups.values()
@@ -66,10 +66,8 @@ def control_key(run: Run) -> tuple[Any, ...] | None:
 
 
 def control_of(run: Run) -> str:
-    """How to make the control of a run: a command where a pipeline wrote its config."""
+    """How to make the control of a run: the command that a pipeline wrote down, or what to train."""
     assert run.smoothing is not None
-    momentum = f"{run.smoothing.effective_momentum:.12g}"
-    file = run.folder / "config.yaml"
-    if not file.is_file():
-        return f"train it again with momentum {momentum} and preserve_probability 0"
-    return f"sts run {file} --smoothing.momentum {momentum} --smoothing.preserve-probability 0"
+    usual = "train it again with momentum {momentum} and preserve_probability 0"
+    command = str(run.training.get("control", usual))
+    return command.format(folder=run.folder, momentum=f"{run.smoothing.effective_momentum:.12g}")

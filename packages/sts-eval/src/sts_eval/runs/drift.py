@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sts_core import ConfigError, StateError, output_drift, parameter_drift
 from sts_eval.evaluations import Evaluation, Metric, register_evaluation
-from sts_eval.runs.config import METRICS_NAME, read_metrics
+from sts_eval.runs.training import METRICS_NAME, read_metrics
 
 DRIFT = register_evaluation(
     Evaluation(

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -35,6 +35,8 @@ class RunPlan:
     """Labelled and unlabelled images of all ranks, as images_per_second counts them."""
     keep_checkpoints: int
     """How many checkpoints to keep."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """What evaluation is told of it."""
 
 
 class Runtime(Protocol):
@@ -163,13 +165,14 @@ class LocalRuntime:
     """Runs `fit` in this process, with everything in one folder; under torchrun, in every process of the group.
 
         config.json                 the resolved config
+        training.json               the training as sts-eval reads it
         metrics.jsonl               one JSON object a line
         labels.json                 the label split of a semi-supervised method
         checkpoints/step-00000123/  the last few
         teacher.safetensors, student.safetensors (+ .json) at the end
 
     Calling `fit` again with the same folder carries on from the newest intact checkpoint. `listeners` take part in the
-    run; `write_config=False` is for a caller that writes the config itself.
+    run; `write_config=False` is for a caller that writes the first two itself.
     """
 
     def __init__(
@@ -217,7 +220,8 @@ class LocalRuntime:
 
     def _open(self, plan: RunPlan) -> None:
         if self._write_config:
-            write_atomically(self.folder / "config.json", json.dumps(plan.config, indent=1) + "\n")
+            for name, content in (("config", plan.config), ("training", plan.training)):
+                write_atomically(self.folder / f"{name}.json", json.dumps(content, indent=1) + "\n")
         self.log.truncate(after_step=plan.first_step)
         self.checkpoints.keep = plan.keep_checkpoints
         if self._show_progress:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from sts_core import ConfigError, Precision, SmoothingConfig, cosine_momentum, spatial_temporal_smoothing
-from sts_core.fields import added, incidental
+from sts_core.fields import added, free, incidental
 from sts_core.files import is_file_name
 from sts_methods.data.config import DataConfig
 from sts_methods.methods.base import MethodConfig
@@ -47,11 +47,11 @@ class TrainingConfig:
     """Micro-batches per optimizer step; the teacher moves once per optimizer step."""
     precision: Precision = "float32"
     """Arithmetic of the forward pass under autocast; weights and teacher stay float32."""
-    channels_last: bool = True
+    channels_last: bool = free(True)
     """Memory order of images and convolutions; 1.1 to 1.3 times faster on CPUs."""
-    compile: bool = False
+    compile: bool = free(False)
     """torch.compile the method."""
-    seed: int = 0
+    seed: int = free(0)
     """The key of all draws: initial weights, data order, augmentations, masks."""
     checkpoint_every_steps: int | None = incidental(1000)
     """Steps between checkpoints; one is written at the end in any case."""
@@ -71,9 +71,9 @@ class TrainingConfig:
     """Features count as collapsed below this standard deviation (of L2-normalised ones, healthy is 1/sqrt(width))."""
     collapse_effective_rank: float = incidental(1.05)
     """Features count as collapsed below this effective rank (1 is a line); 0 does not look at it."""
-    track_drift: bool = False
+    track_drift: bool = free(False)
     """Record how far the teacher's weights and outputs move per epoch (the paper's smoothing figure)."""
-    bank: Mapping[str, SmoothingConfig] = field(default_factory=dict)
+    bank: Mapping[str, SmoothingConfig] = free(default_factory=dict)
     """Further teachers of the same student by name (letters, digits, - _ and .), each at constant momentum; they never
     influence the training."""
 

@@ -13,12 +13,13 @@ from sts_core.fields import incidental_names, with_present_names
 from sts_methods.batch import Batch
 from sts_methods.data.batches import TrainingData, build_training_data
 from sts_methods.methods.base import StudentTeacherMethod
-from sts_methods.methods.registry import build_method, method_name, method_record
+from sts_methods.methods.registry import build_method, method_record
 from sts_methods.runs.backbone_files import save_backbone
 from sts_methods.runs.metrics_log import MetricWindow
-from sts_methods.runs.resume import check_resumable, config_to_json
+from sts_methods.runs.resume import check_resumable
 from sts_methods.runs.runtime import RunPlan, Runtime
 from sts_methods.training.config import TrainingConfig
+from sts_methods.training.description import describe_training, resolved
 from sts_methods.training.drift import DriftTracker
 from sts_methods.training.failure_checks import Guard
 from sts_methods.training.learner import Learner
@@ -56,7 +57,7 @@ class Run:
         """Optimizer steps done."""
         self.metrics: dict[str, float] = {}
         """The last metrics reported."""
-        self._config_json = describe(config)
+        self._config_json = resolved(config)
         self._restore()
         self.batches = self.data.steps(self.step)
         self._window, self._num_images, self._num_left_out = MetricWindow(), 0, 0
@@ -67,6 +68,7 @@ class Run:
         parts = 1 if self.data.label_split is None else 1 + self.config.data.unlabelled_ratio
         plan = RunPlan(
             config=self._config_json,
+            training=describe_training(self.config),
             first_step=self.step,
             total_steps=self.last_step,
             steps_per_epoch=self.data.steps_per_epoch,
@@ -217,12 +219,6 @@ class Run:
         if self.config.data.on_error == "skip":
             self.data.skipped.clear()  # a resumed run may have met none of these
         return DriftTracker(self.learner.method.teacher, gather_batch(first.views[0]))
-
-
-def describe(config: TrainingConfig) -> dict[str, Any]:
-    """The resolved config as JSON values, the method with its name."""
-    values = config_to_json(config)
-    return values | {"method": {"name": method_name(config.method), **values["method"]}}
 
 
 def _build_data(config: TrainingConfig, runtime: Runtime) -> TrainingData:

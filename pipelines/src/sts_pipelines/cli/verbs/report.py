@@ -24,8 +24,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def report_folders(folders: Sequence[str], *, against_paper: bool = False, output: str | None = None) -> None:
     """One report of several runs."""
     from sts_eval import write_report
-    from sts_pipelines.config.run_folder import run_folders
+    from sts_pipelines.config.run_folder import describe_old_run, run_folders
 
-    runs = [run for folder in folders for run in run_folders(folder, "*/config.*")]
+    runs = [run for folder in folders for run in run_folders(folder, "*/config.json", "*/training.json")]
     target = Path(output) if output else Path(folders[0]) / "report"
-    print(f"report: {write_report(runs, target, against_paper=against_paper)[1]}")
+    _, page = write_report(runs, target, against_paper=against_paper, describe=describe_old_run)
+    print(f"report: {page}")

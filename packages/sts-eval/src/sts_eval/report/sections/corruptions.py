@@ -65,7 +65,7 @@ def corruption_section(runs: Sequence[Run], *, against_paper: bool) -> Section |
 def _images(run: Run, entry: Mapping[str, Any], result: CorruptionResult) -> str:
     """Which images were corrupted, by whom, and how many: `ImageNet-C, released, 50,000 images`."""
     source = str(result.source.get("source", "of unknown origin"))
-    dataset = {**dict(run.section.get("data") or {}), **dict(entry.get("data") or {})}.get("dataset", "unknown dataset")
+    dataset = {**run.training.get("data", {}), **dict(entry.get("data") or {})}.get("dataset", "unknown dataset")
     if source == "released folders" and result.num_classes == NUM_IMAGENET_CLASSES:
         dataset = IMAGENET_C.title
     return f"{dataset}, {source.removesuffix(' folders').removesuffix(' arrays')}, {result.num_images:,} images"
@@ -183,7 +183,7 @@ def _differences(
 def _bases(run: Run, runs: Sequence[Run]) -> list[Run]:
     """The moving averages that a run is held against: of the same recipe and, where there is one, the same seed."""
     if run.smoothing is None:  # nothing is known of any recipe: the first run
-        return [runs[0]] if run is not runs[0] and not any(other.config for other in runs) else []
+        return [runs[0]] if run is not runs[0] and not any(other.training for other in runs) else []
     if smoothing_kind(run.smoothing) == "TMA":
         return []
     averages = [r for r in runs if r.recipe == run.recipe and r.smoothing and smoothing_kind(r.smoothing) == "TMA"]

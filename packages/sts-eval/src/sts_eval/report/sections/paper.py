@@ -33,7 +33,7 @@ class _Line:
 def paper_section(runs: Sequence[Run]) -> Section | None:
     """All tables of the paper of which we have a row."""
     known = [
-        replace(with_conditions(run.results, run.config, run.metrics), run=run.name)
+        replace(with_conditions(run.results, run.training, run.metrics), run=run.name)
         for run in runs
         if run.results is not None
     ]

@@ -1,5 +1,6 @@
 """The sections of a report that are tables: runs, results, costs, config differences."""
 
+import json
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -23,7 +24,6 @@ from sts_eval.report.blocks import (
 from sts_eval.report.headline import headline, label_of, networks_of, variant_of
 from sts_eval.report.runs import GRANULARITY_SHORT, Run, smoothing_kind, smoothing_label
 from sts_eval.report.settings import control_key, control_of, key_of, settings_of
-from sts_eval.runs.config import settings_text
 
 MAX_ALONE = 6
 """Runs without a control that are listed."""
@@ -37,14 +37,9 @@ def overview_section(runs: Sequence[Run]) -> Section:
     header = ["run", "smoothing", "m_eff", "method", "length", "seed"]
     rows: list[list[CellValue]] = []
     for run in runs:
-        smoothing, training = run.smoothing, run.section
-        length = [f"{training[key]} {key}" for key in ("epochs", "steps") if training.get(key) is not None]
-        if (stop := training.get("stop_after_epochs")) is not None:
-            length.append(f"stopped after {stop} epochs")
-        method = training.get("method")
-        name = method.get("name") if isinstance(method, Mapping) else None
+        smoothing, method = run.smoothing, run.training.get("conditions", {}).get("method")
         effective = None if smoothing is None else f"{smoothing.effective_momentum:.6g}"
-        facts = [smoothing_label(smoothing), effective, name, ", ".join(length) or None]
+        facts = [smoothing_label(smoothing), effective, method, run.training.get("length")]
         rows.append([Code(run.name), *facts, None if run.seed is None else str(run.seed)])
     note = ""
     if measure is not None:
@@ -108,7 +103,7 @@ def control_section(runs: Sequence[Run]) -> Section | None:
     """Each STS or SE beside the moving average with the same expected pull: is it the spatial part that helps?"""
     measure = headline(runs)
     settings = settings_of(runs, measure) if measure else []
-    known = {key_of(setting.run): setting for setting in settings if setting.run.config}
+    known = {key_of(setting.run): setting for setting in settings if setting.run.training}
     rows: list[list[CellValue]] = []
     alone: list[Run] = []
     for setting in settings:
@@ -181,8 +176,8 @@ def _speed(run: Run) -> float | None:
 
 def config_section(runs: Sequence[Run]) -> Section | None:
     """Settings in which the runs differ, by their dotted names."""
-    configured = [run for run in runs if run.config]
-    configs = [settings_text(run.config) for run in configured]
+    configured = [run for run in runs if run.training.get("settings")]
+    configs = [{name: _text(value) for name, value in run.training["settings"].items()} for run in configured]
     names = list(dict.fromkeys(name for config in configs for name in config if name != "name"))
     different = [name for name in names if len({config.get(name) for config in configs}) > 1]
     if len(configured) < 2 or not different:
@@ -199,6 +194,10 @@ def config_section(runs: Sequence[Run]) -> Section | None:
     same = len(names) - len(different)
     text = Paragraph(f"{len(different)} of {len(names)} settings differ; the other {same} are the same in all runs.")
     return Section("config", "Config differences", [text, table], "Config")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _setting(config: Mapping[str, str], name: str) -> CellValue:
