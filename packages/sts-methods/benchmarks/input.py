@@ -38,7 +38,8 @@ from torchvision.transforms import v2
 
 from sts_methods.data.batches import normalise
 from sts_methods.data.datasets import DATASETS, IMAGENET_STATISTICS
-from sts_methods.data.loaders import ArrayFeed, FileFeed, FileViews, Request
+from sts_methods.data.file_loaders import FileFeed, FileViews
+from sts_methods.data.loaders import ArrayFeed, Request
 from sts_methods.data.sources import ImageArrays, ImageFiles, Paths
 from sts_methods.draws import Keys
 from sts_methods.views.specs import Views, two_views, weak_and_strong

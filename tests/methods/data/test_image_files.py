@@ -15,9 +15,10 @@ from PIL import Image
 from sts_core.errors import ConfigError, StsError
 from sts_methods import Batch, DataConfig, ImageReadError, TrainingData, build_training_data, evaluation_data
 from sts_methods.data.datasets import open_source
+from sts_methods.data.file_loaders import FileViews
 from sts_methods.data.image_files import read_image
 from sts_methods.data.image_folders import IMAGE_SUFFIXES
-from sts_methods.data.loaders import FileViews, Request
+from sts_methods.data.loaders import Request
 from sts_methods.data.sources import ImageArrays, ImageFiles, Paths
 from sts_methods.draws import Keys
 from sts_methods.training.run import Run
@@ -221,9 +222,11 @@ def test_a_skipped_labelled_image_is_replaced_within_the_labelled_set(folder: Pa
     reader = FileViews(source, weak_and_strong(), seed=0, skip=True, finish=True, labelled_set=labelled_set)
     drawn = Keys(np.array([5, 2, 5, 11]), np.zeros(4, dtype=np.int64))
     _, made = reader[Request(0, drawn, drawn)]
-    assert made.indices.tolist() == [6, 2, 6, 11]
-    assert made.labelled_indices is not None
-    assert made.labelled_indices.tolist() == [11, 2, 11, 11]
+    assert made.parcel is not None
+    todo = made.parcel.opened(torch.device("cpu"))
+    assert todo.indices.tolist() == [6, 2, 6, 11]
+    assert todo.labelled_indices is not None
+    assert todo.labelled_indices.tolist() == [11, 2, 11, 11]
     assert list(made.failures) == [5]
 
 

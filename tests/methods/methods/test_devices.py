@@ -17,8 +17,8 @@ from sts_methods.methods.dino import DinoConfig
 from sts_methods.methods.mean_teacher import MeanTeacherConfig
 from sts_methods.methods.registry import MethodConfig
 from sts_methods.training.optimizers import OptimizerConfig, build_optimizer
-from sts_methods.views.batched import augment_batch
 from sts_methods.views.specs import CropView, View, digit_crop, multi_crop, two_views, weak_and_strong
+from tests.methods.views.one_view import augment_batch
 
 GPU = torch.device("cuda", 0)
 NUM_IMAGES = 8

@@ -28,7 +28,11 @@ def pictures() -> torch.Tensor:
 
 
 def batched(pictures: torch.Tensor, step: int, factors: tuple[float, ...]) -> list[IntArray]:
-    made = colour.STEPS[step](pictures.float(), torch.tensor(factors)[:, None, None, None])
+    columns = np.zeros((len(factors), 4))
+    columns[:, step] = factors
+    first = int(np.flatnonzero(colour.ORDERS[:, 0] == step)[0])
+    draws = colour.JitterDraws(np.ones(len(factors), bool), np.full(len(factors), first), columns, (step,))
+    made = colour.jitter_(pictures.float(), colour.plan_jitter(draws))
     return list(made.permute(0, 2, 3, 1).numpy().astype(np.int64))
 
 
@@ -72,7 +76,7 @@ def test_jitter_applies_each_pictures_own_order() -> None:
     rng = np.random.default_rng(0)
     factors = np.column_stack([rng.uniform(0.6, 1.4, (24, 3)), rng.uniform(-0.1, 0.1, 24)])
     draws = colour.JitterDraws(np.arange(24) % 5 != 4, np.arange(24), factors)
-    ours = colour.jitter_(pictures.float(), draws)
+    ours = colour.jitter_(pictures.float(), colour.plan_jitter(draws))
     for row in range(24):
         expected = reference.pillow(pictures[row])
         if draws.applied[row]:
@@ -82,7 +86,7 @@ def test_jitter_applies_each_pictures_own_order() -> None:
 
 def test_grayscale_is_pillows_and_touches_only_the_chosen(pictures: torch.Tensor) -> None:
     chosen = np.array([True, False, True, False, False])
-    ours = colour.grayscale_(pictures.float(), chosen)
+    ours = colour.grayscale_(pictures.float(), colour.rows_of(chosen))
     for row, picture in enumerate(pictures):
         image = reference.pillow(picture)
         expected = reference.pixels(image.convert("L").convert("RGB") if chosen[row] else image)
@@ -97,7 +101,8 @@ def test_solarise_is_pillows_on_every_level_and_touches_only_the_chosen(batched:
     draws = draw_crop_view(view, keys, seed=0, stream=16, heights=sides, widths=sides)
     assert 0 < draws.solarise.sum() < 8
     if batched:
-        ours = views_batched.finish_crops_(levels.float(), view, draws).permute(0, 2, 3, 1).numpy()
+        plan = views_batched.plan_crops(view, [draws])
+        ours = views_batched.finish_crops_(levels.float(), plan).permute(0, 2, 3, 1).numpy()
     else:
         ours = levels.permute(0, 2, 3, 1).contiguous().numpy()
         per_image.finish_crops_(ours, view, draws)
@@ -109,7 +114,8 @@ def test_solarise_is_pillows_on_every_level_and_touches_only_the_chosen(batched:
 
 @pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0, 1.4, 1.7, 2.0])
 def test_blur_is_pillows_within_three_levels(pictures: torch.Tensor, sigma: float) -> None:
-    ours = blur(pictures.float(), np.full(5, sigma), half=half_width(2.0))
+    taps = torch.from_numpy(blur_taps(np.full(5, sigma), half=half_width(2.0))).float()
+    ours = blur(pictures.float(), taps)
     for row, picture in enumerate(pictures):
         expected = reference.pixels(reference.blur(reference.pillow(picture), sigma))
         single = reference.as_pixels(picture).astype(np.uint8)

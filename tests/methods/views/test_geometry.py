@@ -8,7 +8,7 @@ from torchvision.transforms import RandomResizedCrop
 
 from sts_methods.draws import uniforms
 from sts_methods.views import per_image
-from sts_methods.views.geometry import CROP_DRAWS, crop_resize, draw_crops, rotate, shift_flip
+from sts_methods.views.geometry import CROP_DRAWS, crop_resize, draw_crops, rotate, shift_flip, shifted_positions
 from tests.methods.views import pillow_reference as reference
 
 BOXES = np.array([[0, 0, 96, 128], [10, 20, 41, 53], [3, 5, 90, 70], [60, 100, 17, 23], [50, 0, 46, 128]])
@@ -19,7 +19,8 @@ FLIP = np.array([False, True, False, True, True])
 @pytest.mark.parametrize("size", [32, 100])
 def test_crop_and_resize_are_pillows_within_one_level(size: int, interpolation: str) -> None:
     pictures = reference.photographs(5)
-    ours = crop_resize(pictures, BOXES, FLIP, size=size, interpolation=interpolation)  # type: ignore[arg-type]
+    boxes, flip = torch.from_numpy(BOXES), torch.from_numpy(FLIP)
+    ours = crop_resize(pictures, boxes, flip, size=size, interpolation=interpolation)  # type: ignore[arg-type]
     for row, picture in enumerate(pictures):
         expected = reference.pixels(reference.crop_resize(reference.pillow(picture), BOXES[row], size, interpolation))
         expected = expected[:, ::-1] if FLIP[row] else expected
@@ -54,9 +55,9 @@ def test_a_picture_too_narrow_for_every_crop_gives_the_largest_central_one() -> 
 
 def test_shift_and_flip_equal_a_reflected_pad_and_crop() -> None:
     images = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).reshape(2, 3, 8, 8)
-    made = shift_flip(
-        images.permute(0, 2, 3, 1), np.array([[0, 3], [4, 1]]), np.array([True, False]), padding=2
-    ).permute(0, 3, 1, 2)
+    shifts, flip = np.array([[0, 3], [4, 1]]), np.array([True, False])
+    positions = shifted_positions(shifts, flip, padding=2, height=8, width=8)
+    made = shift_flip(images.permute(0, 2, 3, 1), *positions).permute(0, 3, 1, 2)
     for row, (top, left) in enumerate([(0, 3), (4, 1)]):
         source = images[row].flip(-1) if row == 0 else images[row]
         padded = torch.nn.functional.pad(source.float()[None], (2, 2, 2, 2), mode="reflect")[0]
@@ -65,9 +66,9 @@ def test_shift_and_flip_equal_a_reflected_pad_and_crop() -> None:
 
 def test_a_turn_by_ninety_degrees_is_a_turned_picture() -> None:
     image = torch.arange(3 * 6 * 6, dtype=torch.float32).reshape(1, 3, 6, 6)
-    turned = rotate(image, np.array([90.0]))
+    turned = rotate(image, torch.tensor([torch.pi / 2]))
     assert torch.equal(turned, image.rot90(1, dims=(2, 3))) or torch.equal(turned, image.rot90(-1, dims=(2, 3)))
-    assert torch.equal(rotate(image, np.array([0.0])), image)
+    assert torch.equal(rotate(image, torch.zeros(1)), image)
 
 
 @pytest.mark.parametrize(("height", "width"), [(60, 91), (91, 60), (64, 64)])

@@ -17,10 +17,11 @@ from sts_methods.data.batches import normalise
 from sts_methods.data.datasets import IMAGENET_STATISTICS
 from sts_methods.draws import FloatArray, Keys
 from sts_methods.views import per_image
-from sts_methods.views.batched import CropDraws, augment_batch, crop_batch, draw_crop_view
+from sts_methods.views.batched import CropDraws, crop_batch, draw_crop_view
 from sts_methods.views.colour import ORDERS
 from sts_methods.views.specs import CropView, Views, digit_crop, multi_crop, two_views, weak_and_strong
 from tests.methods.views import pillow_reference as reference
+from tests.methods.views.one_view import augment_batch
 
 SIZE = 64
 
@@ -54,7 +55,10 @@ def views_of(pictures: torch.Tensor, view: CropView, keys: Keys, *, seed: int, b
     """The views [N, H, W, 3] as the device makes them, or as the loader does."""
     if batched:
         return augment_batch(pictures, view, keys, seed=seed, stream=16).permute(0, 2, 3, 1).double().numpy()
-    crops, draws = crop_batch(pictures, view, keys, seed=seed, stream=16)
+    heights, widths = (np.full(len(pictures), side) for side in pictures.shape[2:])
+    draws = draw_crop_view(view, keys, seed=seed, stream=16, heights=heights, widths=widths)
+    places = (torch.from_numpy(drawn) for drawn in (draws.boxes, draws.flip, draws.rotation))
+    crops = crop_batch(pictures, view, *places)
     ours = crops.permute(0, 2, 3, 1).to(torch.uint8).contiguous().numpy()
     per_image.finish_crops_(ours, view, draws)
     return ours.astype(np.float64)

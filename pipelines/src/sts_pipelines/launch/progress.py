@@ -100,6 +100,8 @@ class Watcher:
         label, plan = note.pop("label"), RunPlan(**note)
         start = f" from step {plan.first_step:,}" if plan.first_step else ""
         self.say(f"{label}: {plan.total_steps:,} steps of {plan.images_per_step} images{start}")
+        if plan.note is not None:
+            self.say(plan.note)
         self._display = display = ProgressDisplay(
             total_steps=plan.total_steps, images_per_step=plan.images_per_step, stream=self.stream
         )

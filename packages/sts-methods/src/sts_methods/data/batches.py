@@ -1,6 +1,8 @@
 """Training data as a function of (seed, step), and data to evaluate on."""
 
+import os
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import count, islice
 
 import torch
@@ -11,18 +13,25 @@ from sts_methods.batch import Batch, LabelledOrder
 from sts_methods.data.config import DataConfig
 from sts_methods.data.datasets import dataset_record, open_source
 from sts_methods.data.evaluation_set import EvaluationDataset
+from sts_methods.data.file_loaders import FileFeed
 from sts_methods.data.label_split import LabelSplit, label_split
-from sts_methods.data.loaders import ArrayFeed, FileFeed, Pictures, Request
+from sts_methods.data.loaders import ArrayFeed, Pictures, Request
 from sts_methods.data.sampler import Place, StatelessSampler
-from sts_methods.data.sources import ImageArrays, Source, Statistics
+from sts_methods.data.sources import ImageArrays, ImageFiles, Source, Statistics
 from sts_methods.draws import LABELLED_ORDER_STREAM, ORDER_STREAM, Keys
-from sts_methods.views.specs import VIEWS, WeakView
+from sts_methods.views.specs import VIEWS, CropView, WeakView
 
+ENOUGH_PROCESSES = 8
+"""Loader processes that keep up with a GPU without its help: about 300 images/s each (benchmarks/input.py), while MoCo
+on ResNet-50 in mixed precision takes some 1,900 on an A100."""
 RANDOM_STEPS = 1024  # kekmodel dataset/cifar.py: labels repeated to fill as many batches, and shuffled
 
 
 class TrainingData:
     """The batches of one rank. `steps(k)` depends on (seed, k) alone."""
+
+    note: str | None = None
+    """Where images are augmented, if that was chosen by the machine."""
 
     def __init__(
         self, source: Source, feed: ArrayFeed | FileFeed, split: LabelSplit | None, *, place: Place, ratio: int,
@@ -79,26 +88,29 @@ class TrainingData:
         return Keys(self.label_split.indices[drawn.indices], drawn.epochs)
 
     def _batch(self, request: Request, pictures: Pictures) -> Batch:
-        views = tuple(normalise(x, self._statistics) for x in pictures.views)
-        indices = torch.from_numpy(pictures.indices).to(self._device)
-        if not pictures.labelled or self._labels is None:
-            return Batch(views=views, indices=indices, step=request.step)
-        labels = torch.from_numpy(self._labels[pictures.labelled_indices]).to(self._device)
-        labelled, *teachers = (normalise(x, self._statistics) for x in pictures.labelled)
+        views, labelled = (
+            tuple(normalise(x, self._statistics) for x in made) for made in (pictures.views, pictures.labelled)
+        )
         return Batch(
-            views=views, indices=indices, step=request.step, labelled=labelled, labels=labels,
-            teachers_labelled=teachers[0] if teachers else None,
+            views=views, indices=pictures.indices, step=request.step, labelled=labelled[0] if labelled else None,
+            labels=pictures.labels, teachers_labelled=labelled[1] if len(labelled) > 1 else None,
         )  # fmt: skip
 
 
 def normalise(images: Tensor, statistics: Statistics) -> Tensor:
     """(x/255 − mean)/std per channel, in channels_last order."""
-    mean, std = (torch.tensor(s, device=images.device) * 255 for s in statistics)
     x = images.permute(0, 2, 3, 1)
-    width = x.shape[2]
     # One row of pixels at a time: a dimension of three channels alone would keep the CPU from vectorising (7 times).
-    rows = x.reshape(-1, width * 3).to(torch.float32, copy=True).sub_(mean.repeat(width)).div_(std.repeat(width))
+    mean, std = _row_statistics(statistics, x.shape[2], images.device)
+    rows = x.reshape(-1, len(mean)).to(torch.float32, copy=True).sub_(mean).div_(std)
     return rows.reshape(x.shape).permute(0, 3, 1, 2)
+
+
+@lru_cache(maxsize=32)
+def _row_statistics(statistics: Statistics, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each value in a row of pixels, kept on the device."""
+    mean, std = ((torch.tensor(s) * 255).repeat(width).to(device) for s in statistics)
+    return mean, std
 
 
 def _label_split(config: DataConfig, source: Source, seed: int) -> LabelSplit | None:
@@ -110,11 +122,40 @@ def _label_split(config: DataConfig, source: Source, seed: int) -> LabelSplit | 
     return label_split(source.labels, num_labels=num, seed=seed)
 
 
+def augments_on_device(config: DataConfig, device: torch.device) -> bool:
+    """Whether colour and blur of image files are the device's work, not that of the loader's processes."""
+    if config.device_augmentation is not None or device.type == "cpu":
+        return bool(config.device_augmentation)
+    return _busy_processes(config) < ENOUGH_PROCESSES
+
+
+def _busy_processes(config: DataConfig) -> int:
+    """The loader processes of a rank that have a core each."""
+    return min(config.num_workers, num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _augmentation_note(config: DataConfig, device: torch.device) -> str | None:
+    """What `augments_on_device` has chosen, in words, where there was a choice."""
+    crops = any(isinstance(view, CropView) for view in config.make_views())
+    if config.device_augmentation is not None or device.type == "cpu" or not crops:
+        return None
+    where = "on the GPU" if augments_on_device(config, device) else "in the loader's processes"
+    return (
+        f"colour and blur {where}: {_busy_processes(config)} loader processes per GPU have a core each "
+        f"(from {ENOUGH_PROCESSES} on they do it; data.device_augmentation decides otherwise)"
+    )
+
+
 def _feed(
     config: DataConfig, source: Source, split: LabelSplit | None, seed: int, device: torch.device
 ) -> ArrayFeed | FileFeed:
     views, num_labelled_views = config.make_views(), VIEWS[config.views].num_labelled_views
-    on_device = device.type != "cpu" if config.device_augmentation is None else config.device_augmentation
+    on_device = augments_on_device(config, device)
     if isinstance(source, ImageArrays):
         if any(isinstance(view, WeakView) for view in views):
             source = source.resized(config.image_size)
@@ -148,7 +189,7 @@ def build_training_data(
     device = device or torch.device("cpu")
     source = open_source(config.dataset, config.root, "train", image_size=config.image_size)
     split = _label_split(config, source, seed)
-    return TrainingData(
+    data = TrainingData(
         source,
         _feed(config, source, split, seed, device),
         split,
@@ -160,6 +201,8 @@ def build_training_data(
         statistics=dataset_record(config.dataset).statistics,
         labelled_order=labelled_order,
     )
+    data.note = _augmentation_note(config, device) if isinstance(source, ImageFiles) else None
+    return data
 
 
 def evaluation_data(config: DataConfig) -> tuple[EvaluationDataset, EvaluationDataset]:

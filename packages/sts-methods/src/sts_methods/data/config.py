@@ -39,7 +39,8 @@ class DataConfig:
     """An unreadable image stops the run, or is skipped: counted, reported and replaced by the next readable one; only a
     run that would have stopped has another outcome."""
     device_augmentation: bool | None = None
-    """Colour and blur on the training device, batched; None does so on anything but a CPU."""
+    """Colour and blur on the training device, batched; None does so where a GPU has fewer than 8 loader processes
+    with a core each to do it, and on no CPU."""
 
     def __post_init__(self) -> None:
         for name, choices in (("dataset", DATASETS), ("views", VIEWS), ("on_error", get_args(OnError))):

@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ class RunPlan:
     """How many checkpoints to keep."""
     training: Mapping[str, Any] = field(default_factory=dict)
     """What evaluation is told of it."""
+    note: str | None = None
+    """What the user should know before the first step."""
 
 
 class Runtime(Protocol):
@@ -225,6 +228,8 @@ class LocalRuntime:
         self.log.truncate(after_step=plan.first_step)
         self.checkpoints.keep = plan.keep_checkpoints
         if self._show_progress:
+            if plan.note is not None:
+                print(plan.note, file=self._stream or sys.stderr, flush=True)
             self._display = ProgressDisplay(
                 total_steps=plan.total_steps, images_per_step=plan.images_per_step, stream=self._stream
             )

@@ -74,6 +74,7 @@ class Run:
             steps_per_epoch=self.data.steps_per_epoch,
             images_per_step=self.config.global_batch_size * parts,
             keep_checkpoints=self.config.keep_checkpoints,
+            note=getattr(self.data, "note", None),  # data of the user's own may have none
         )
         self.runtime.start(plan)
         if self.runtime.rank == 0 and self.data.label_split is not None:

@@ -8,7 +8,6 @@ between .1 and 2. Six passes instead of two would be the price of the same bits.
 import math
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -51,10 +50,10 @@ def half_width(max_sigma: float) -> int:
     return NUM_BOXES * math.ceil(float(box_radius(np.array([max_sigma]))[0]))
 
 
-def blur(images: Tensor, sigma: FloatArray, *, half: int) -> Tensor:
-    """Blur each image of a float batch [N, C, H, W] with its own sigma, separably; the border pixel is repeated."""
+def blur(images: Tensor, taps: Tensor) -> Tensor:
+    """Blur each image of a float batch [N, C, H, W] with its own filter, separably; the border pixel is repeated."""
     n, c, h, w = images.shape
-    taps = torch.from_numpy(blur_taps(sigma, half=half)).to(images.device, torch.float32)
+    half = taps.shape[1] // 2
     taps = taps[:, None].expand(n, c, -1).reshape(n * c, 1, -1)
     x = images.reshape(1, n * c, h, w)
     x = F.conv2d(F.pad(x, (half, half, 0, 0), mode="replicate"), taps[:, :, None, :], groups=n * c)

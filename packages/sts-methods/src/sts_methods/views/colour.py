@@ -4,8 +4,8 @@ Images are float tensors [N, 3, H, W] that hold whole numbers 0..255: like Pillo
 number, so that chains of steps do not drift from the references.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import permutations
 
 import numpy as np
@@ -16,6 +16,7 @@ from sts_methods.draws import BoolArray, FloatArray, IntArray
 
 # Row k is the k-th order in which (0 brightness, 1 contrast, 2 saturation, 3 hue) can follow one another.
 ORDERS = np.array(list(permutations(range(4))), dtype=np.int64)
+CONTRAST, SATURATION, HUE = 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,15 @@ def luma(x: Tensor) -> Tensor:
     return gray.add_(0.5).floor_().unsqueeze(1)
 
 
-def brightness(x: Tensor, factor: Tensor) -> Tensor:
-    """x·f."""
-    return (x * factor).clamp_(0, 255).floor_()
+def tone(x: Tensor, factor: Tensor, of_luma: Tensor, of_mean: Tensor) -> Tensor:
+    """f·x + (1 − f)·base: brightness with base 0, saturation with the luma L, contrast with its rounded mean μ.
 
-
-def contrast(x: Tensor, factor: Tensor) -> Tensor:
-    """μ + f·(x − μ) with μ the rounded mean luma of the image."""
-    mean = luma(x).mean(dim=(2, 3), keepdim=True).add_(0.5).floor_()
-    return torch.addcmul(mean * (1 - factor), x, factor).clamp_(0, 255).floor_()
-
-
-def saturation(x: Tensor, factor: Tensor) -> Tensor:
-    """L + f·(x − L)."""
-    return torch.addcmul(luma(x) * (1 - factor), x, factor).clamp_(0, 255).floor_()
+    `of_luma` and `of_mean` are 1 − f where that is the base, else 0.
+    """
+    gray = luma(x)
+    mean = gray.mean(dim=(2, 3), keepdim=True).add_(0.5).floor_()
+    base = gray.mul_(of_luma).addcmul_(mean, of_mean)
+    return torch.addcmul(base, x, factor).clamp_(0, 255).floor_()
 
 
 def hue(x: Tensor, shift: Tensor) -> Tensor:
@@ -74,53 +70,98 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
     steps = steps.add_((shift[:, :, 0] * 255.0).trunc_()).add_((sixths < 0) * 255.0)
     steps = torch.where(steps < 0, steps + 256.0, torch.where(steps >= 256.0, steps - 256.0, steps))
     turned = steps.mul_(6 / 255)
-    made = torch.empty_like(x)
-    for channel, offset in enumerate((5.0, 3.0, 1.0)):
-        k = turned + offset
-        k = torch.where(k >= 6.0, k - 6.0, k)
-        drop = torch.minimum(k, 4.0 - k).clamp_(0, 1)
-        torch.addcmul(value, drop, chroma, value=-1, out=made[:, channel])
-    return made.add_(0.5).floor_()
+    k = turned.unsqueeze(1) + _offsets(x.device)
+    k = torch.where(k >= 6.0, k - 6.0, k)
+    drop = torch.minimum(k, 4.0 - k).clamp_(0, 1)
+    return torch.addcmul(value.unsqueeze(1), drop, chroma.unsqueeze(1), value=-1).add_(0.5).floor_()
 
 
-STEPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (brightness, contrast, saturation, hue)
+@lru_cache(maxsize=8)
+def _offsets(device: torch.device) -> Tensor:
+    """n of each channel."""
+    return torch.tensor([5.0, 3.0, 1.0], device=device)[:, None, None]
 
 
-def jitter_(x: Tensor, draws: JitterDraws) -> Tensor:
-    """Apply the four colour steps in each image's own order, in place, to the images that have the jitter.
+@dataclass(frozen=True)
+class ToneStep:
+    """Brightness, contrast or saturation for some images of a batch: the arguments of `tone`, all [n, 1, 1, 1]."""
 
-    In each of the four places the images are grouped by the step that they take there; the groups are known on the
-    host, so that nothing waits for the device.
-    """
-    factors = torch.from_numpy(draws.factors).to(x.device, torch.float32)
+    rows: Tensor
+    """Which images, [n]."""
+    factor: Tensor
+    of_luma: Tensor
+    of_mean: Tensor
+
+
+@dataclass(frozen=True)
+class JitterPlan:
+    """A batch's colour jitter step by step: a chain tone, hue, tone holds every order of the four."""
+
+    before: tuple[ToneStep, ...]
+    hue_rows: Tensor
+    shift: Tensor
+    after: tuple[ToneStep, ...]
+
+
+def plan_jitter(draws: JitterDraws) -> JitterPlan:
+    """Group the images by place: the k-th tone step before their hue, the hue, the k-th one after it."""
+    takes = draws.applied[:, None] & np.isin(np.arange(4), draws.active)
     order = ORDERS[draws.order]
-    for place in range(4):
-        for step in draws.active:
-            rows = np.flatnonzero(draws.applied & (order[:, place] == step))
-            if len(rows):
-                chosen = torch.from_numpy(rows).to(x.device)
-                factor = factors[chosen, step, None, None, None]
-                x.index_copy_(0, chosen, STEPS[step](x.index_select(0, chosen), factor))
+    taken = np.take_along_axis(takes, order, 1) & (order != HUE)
+    past_hue = np.cumsum(order == HUE, axis=1) > 0
+    hue_rows = np.flatnonzero(takes[:, HUE])
+    before, after = (
+        tuple(_tone_step(draws.factors, order, part, place) for place in range(part.sum(axis=1).max(initial=0)))
+        for part in (taken & ~past_hue, taken & past_hue)
+    )
+    return JitterPlan(before, torch.from_numpy(hue_rows), _column(draws.factors[hue_rows, HUE]), after)
+
+
+def _tone_step(factors: FloatArray, order: IntArray, part: BoolArray, place: int) -> ToneStep:
+    """The `place`-th of the steps in `part` [N, 4], of each image that has so many."""
+    rows, at = np.nonzero(part & (np.cumsum(part, axis=1) == place + 1))
+    step = order[rows, at]
+    factor = _column(factors[rows, step])
+    of_luma, of_mean = ((1 - factor) * _column(step == kind) for kind in (SATURATION, CONTRAST))
+    return ToneStep(torch.from_numpy(rows), factor, of_luma, of_mean)
+
+
+def _column(values: FloatArray | BoolArray) -> Tensor:
+    """One value per image, ready to combine with a batch."""
+    return torch.from_numpy(values)[:, None, None, None].to(torch.float32)
+
+
+def jitter_(x: Tensor, plan: JitterPlan) -> Tensor:
+    """Apply the four colour steps in each image's own order, in place, to the images that have the jitter."""
+    for step in plan.before:
+        _tone_(x, step)
+    if len(plan.hue_rows):
+        x.index_copy_(0, plan.hue_rows, hue(x.index_select(0, plan.hue_rows), plan.shift))
+    for step in plan.after:
+        _tone_(x, step)
     return x
 
 
-def rows_of(mask: BoolArray, device: torch.device) -> Tensor:
-    """The rows where `mask` holds, as an index on the device."""
-    return torch.from_numpy(np.flatnonzero(mask)).to(device)
+def _tone_(x: Tensor, step: ToneStep) -> None:
+    chosen = x.index_select(0, step.rows)
+    x.index_copy_(0, step.rows, tone(chosen, step.factor, step.of_luma, step.of_mean))
 
 
-def grayscale_(x: Tensor, mask: BoolArray) -> Tensor:
+def rows_of(mask: BoolArray) -> Tensor:
+    """The rows where `mask` holds."""
+    return torch.from_numpy(np.flatnonzero(mask))
+
+
+def grayscale_(x: Tensor, rows: Tensor) -> Tensor:
     """Replace the chosen images by their luma, in place."""
-    if mask.any():
-        rows = rows_of(mask, x.device)
+    if len(rows):
         x.index_copy_(0, rows, luma(x.index_select(0, rows)).expand(-1, 3, -1, -1))
     return x
 
 
-def solarise_(x: Tensor, mask: BoolArray) -> Tensor:
+def solarise_(x: Tensor, rows: Tensor) -> Tensor:
     """Invert the values from 128 up in the chosen images, in place."""
-    if mask.any():
-        rows = rows_of(mask, x.device)
+    if len(rows):
         chosen = x.index_select(0, rows)
         x.index_copy_(0, rows, torch.where(chosen >= 128, 255 - chosen, chosen))
     return x

@@ -45,16 +45,15 @@ def central_crops(heights: IntArray, widths: IntArray, ratio: Range) -> IntArray
     return np.stack([(heights - h) // 2, (widths - w) // 2, h, w], axis=1)
 
 
-def crop_resize(images: Tensor, boxes: IntArray, flip: BoolArray, *, size: int, interpolation: Interpolation) -> Tensor:
+def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor, *, size: int, interpolation: Interpolation) -> Tensor:
     """Cut a box out of each image [N, C, H, W], resize it to `size` with antialias, and mirror it where `flip` says.
 
     A separable resize is two small matrix products, out = A·x·Bᵀ with one pair (A, B) per image; mirroring reverses B.
     """
-    box = torch.from_numpy(boxes).to(images.device, torch.float32)
+    box = boxes.to(torch.float32)
     rows = resize_matrix(box[:, 0], box[:, 2], images.shape[-2], size, interpolation)
     columns = resize_matrix(box[:, 1], box[:, 3], images.shape[-1], size, interpolation)
-    mirrored = torch.from_numpy(flip).to(images.device)[:, None, None]
-    columns = torch.where(mirrored, columns.flip(1), columns)
+    columns = torch.where(flip[:, None, None], columns.flip(1), columns)
     n, c, h, w = images.shape
     x = images.permute(0, 2, 3, 1).reshape(n, h, w * c).float()
     x = torch.bmm(rows, x).reshape(n, size, w, c).permute(0, 3, 1, 2).reshape(n, c * size, w)
@@ -91,34 +90,52 @@ def cubic(distance: Tensor) -> Tensor:
     return torch.where(t < 1.0, near, torch.where(t < 2.0, far, torch.zeros_like(t)))
 
 
-def shift_flip(images: Tensor, shifts: IntArray, flip: BoolArray, *, padding: int) -> Tensor:
-    """Mirror, pad by reflection and cut out at `shifts` [N, 2] in 0..2·padding: flip and padded random crop.
+def shifted_positions(
+    shifts: IntArray, flip: BoolArray, *, padding: int, height: int, width: int
+) -> tuple[Tensor, Tensor]:
+    """The source row [N, H] and column [N, W] of each pixel of a mirrored image, padded by reflection and cut out at
+    `shifts` [N, 2] in 0..2·padding."""
+    rows = _reflect(np.arange(height) + (shifts[:, :1] - padding), height)
+    columns = _reflect(np.arange(width) + (shifts[:, 1:] - padding), width)
+    columns = np.where(flip[:, None], width - 1 - columns, columns)
+    return torch.from_numpy(rows.astype(np.int32)), torch.from_numpy(columns.astype(np.int32))
+
+
+def shift_flip(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The pixels of each image at its own rows and columns: flip and padded random crop.
 
     Here and in `move` images are [N, H, W, C]: a pixel is contiguous, and its channels move together.
     """
-    h, w = images.shape[1:3]
-    rows = _reflect(np.arange(h) + (shifts[:, :1] - padding), h)
-    columns = _reflect(np.arange(w) + (shifts[:, 1:] - padding), w)
-    columns = np.where(flip[:, None], w - 1 - columns, columns).astype(np.int32)
-    starts = (rows * w + (np.arange(len(images)) * h * w)[:, None]).astype(np.int32)
-    positions = torch.from_numpy(starts[:, :, None] + columns[:, None, :]).to(images.device)
-    return images.reshape(h * w * len(images), -1).index_select(0, positions.reshape(-1)).reshape(images.shape)
+    n, h, w = images.shape[:3]
+    starts = (rows * w).add_(_first_pixels(n, h * w, images.device))
+    positions = starts[:, :, None] + columns[:, None, :]
+    return images.reshape(h * w * n, -1).index_select(0, positions.reshape(-1)).reshape(images.shape)
 
 
-def move(images: Tensor, matrices: FloatArray) -> Tensor:
-    """Fill pixel (x, y) from the pixel at ⌊matrix·(x + ½, y + ½, 1)⌋, black outside: Pillow's nearest filter."""
-    n, h, w, c = images.shape
+def _first_pixels(num: int, size: int, device: torch.device) -> Tensor:
+    return torch.arange(0, num * size, size, device=device, dtype=torch.int32)[:, None]
+
+
+def fixed_point(matrices: FloatArray) -> Tensor:
+    """Matrices [N, 2, 3] for pixel centres in 16-bit fixed point, like Pillow's: pixels on the border of two cells fall
+    to the same side."""
     matrices = matrices.copy()
     matrices[:, :, 2] += (matrices[:, :, 0] + matrices[:, :, 1]) / 2
-    # Like Pillow in 16-bit fixed point, so that pixels on the border of two cells fall to the same side.
-    fixed = np.floor(matrices * 65536 + 0.5).astype(np.int32)
-    row_starts = fixed[:, :, 1:2] * np.arange(h, dtype=np.int32) + fixed[:, :, 2:]
-    m = torch.from_numpy(fixed[:, :, 0]).to(images.device)[:, :, None, None]
-    x = torch.arange(w, device=images.device, dtype=torch.int32)
-    column, row = (torch.from_numpy(row_starts).to(images.device)[..., None] + m * x).bitwise_right_shift_(16).unbind(1)
+    return torch.from_numpy(np.floor(matrices * 65536 + 0.5).astype(np.int32))
+
+
+def move(images: Tensor, matrices: Tensor) -> Tensor:
+    """Fill pixel (x, y) from the pixel at ⌊matrix·(x + ½, y + ½, 1)⌋, black outside: Pillow's nearest filter.
+
+    The matrices are those of `fixed_point`.
+    """
+    n, h, w, c = images.shape
+    across, down, start = matrices[..., None, None].unbind(2)
+    x, y = (torch.arange(side, device=images.device, dtype=torch.int32) for side in (w, h))
+    column, row = (down * y[:, None] + start + across * x).bitwise_right_shift_(16).unbind(1)
     outside = (column < 0) | (column >= w) | (row < 0) | (row >= h)
-    base = torch.arange(0, n * h * w, h * w, device=images.device, dtype=torch.int32)
-    positions = (row * w).add_(column).add_(base[:, None, None]).masked_fill_(outside, n * h * w)
+    base = _first_pixels(n, h * w, images.device)
+    positions = (row * w).add_(column).add_(base[:, None]).masked_fill_(outside, n * h * w)
     black = images.new_zeros(1, c)
     padded = torch.cat([images.reshape(-1, c), black])
     return padded.index_select(0, positions.reshape(-1)).reshape(n, h, w, c)
@@ -130,9 +147,8 @@ def _reflect(positions: IntArray, length: int) -> IntArray:
     return np.where(positions >= length, 2 * (length - 1) - positions, positions)
 
 
-def rotate(images: Tensor, degrees: FloatArray) -> Tensor:
-    """Turn each image about its centre, bilinear, with the border's colour outside."""
-    angle = torch.from_numpy(np.deg2rad(degrees)).to(images.device, torch.float32)
+def rotate(images: Tensor, angle: Tensor) -> Tensor:
+    """Turn each image about its centre by its angle, bilinear, with the border's colour outside."""
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
     theta = torch.stack([cos, -sin, zero, sin, cos, zero], dim=1).reshape(-1, 2, 3)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)

@@ -9,6 +9,7 @@ Batches are uint8 [N, H, W, 3]; operations on values work on float planes [n, 3,
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sts_methods.draws import FloatArray, IntArray
 from sts_methods.views.colour import luma
-from sts_methods.views.geometry import move
+from sts_methods.views.geometry import fixed_point, move
 from sts_methods.views.specs import StrongView
 
 POOL = (
@@ -51,28 +52,61 @@ class Operations:
 
 
 def num_draws(view: StrongView) -> int:
-    """Uniform numbers that `strengthen_` needs for an image."""
+    """Uniform numbers that `plan_strong` needs for an image."""
     return DRAWS_PER_OP * view.num_ops + 2
 
 
-def strengthen_(images: Tensor, view: StrongView, u: FloatArray) -> Tensor:
-    """RandAugment and Cutout from uniforms [N, num_draws(view)], in place."""
+@dataclass(frozen=True)
+class GroupPlan:
+    """Operations of one kind for some images of a batch."""
+
+    group: int
+    """Position in GROUPS."""
+    rows: Tensor
+    values: Tensor
+    """What the group's function takes, a row per image."""
+
+
+@dataclass(frozen=True)
+class StrongPlan:
+    """RandAugment and Cutout of a batch."""
+
+    operations: tuple[GroupPlan, ...]
+    square: tuple[Tensor, Tensor]
+    """1 in the rows [N, H] and the bytes of a row [N, W·3] that the gray square covers, else 0."""
+
+
+def plan_strong(view: StrongView, u: FloatArray, *, size: int) -> StrongPlan:
+    """RandAugment and Cutout from uniforms [N, num_draws(view)]."""
+    plans: tuple[GroupPlan, ...] = ()
     for number in range(view.num_ops):
         which, whether, level, sign = u[:, DRAWS_PER_OP * number : DRAWS_PER_OP * (number + 1)].T
         code = np.where(whether < view.op_probability, (which * len(POOL)).astype(np.int64), CODE["identity"])
         level, sign = (level * NUM_LEVELS).astype(np.int64) + 1, np.where(sign < 0.5, -1, 1)
-        apply_operations_(images, Operations(code, level, sign))
-    return cutout_(images, u[:, -2:], share=view.cutout)
+        plans += plan_operations(Operations(code, level, sign), size=size)
+    return StrongPlan(plans, plan_cutout(u[:, -2:], share=view.cutout, size=size))
 
 
-def apply_operations_(images: Tensor, operations: Operations) -> Tensor:
-    """Apply to each image its own operation, in place."""
-    for members, function in GROUPS:
-        rows = np.flatnonzero(members[operations.code])
-        if len(rows):
-            chosen = torch.from_numpy(rows).to(images.device)
-            made = function(images.index_select(0, chosen), operations[rows])
-            _words(images).index_copy_(0, chosen, _words(made))
+def strengthen_(images: Tensor, plan: StrongPlan) -> Tensor:
+    """RandAugment and Cutout, in place."""
+    return cutout_(apply_operations_(images, plan.operations), plan.square)
+
+
+def plan_operations(operations: Operations, *, size: int) -> tuple[GroupPlan, ...]:
+    """One operation for each image, by groups that are computed together."""
+    rows = [np.flatnonzero(members[operations.code]) for members, _, _ in GROUPS]
+    return tuple(
+        GroupPlan(group, torch.from_numpy(chosen), GROUPS[group][1](operations[chosen], size))
+        for group, chosen in enumerate(rows)
+        if len(chosen)
+    )
+
+
+def apply_operations_(images: Tensor, plans: tuple[GroupPlan, ...]) -> Tensor:
+    """Apply to each image its own operations, in place."""
+    for plan in plans:
+        made = GROUPS[plan.group][2](images.index_select(0, plan.rows), plan.values)
+        _words(images).index_copy_(0, plan.rows, _words(made))
     return images
 
 
@@ -82,9 +116,14 @@ def _words(images: Tensor) -> Tensor:
     return flat.view(torch.int64) if flat.shape[1] % 8 == 0 else flat
 
 
-def _column(values: FloatArray | IntArray, like: Tensor) -> Tensor:
-    """One value per image, ready to combine with a batch."""
-    return torch.from_numpy(values).to(like.device, torch.float32)[:, None, None, None]
+def _columns(*values: np.ndarray[Any, Any], dtype: torch.dtype = torch.float32) -> Tensor:
+    """A row of values per image."""
+    return torch.from_numpy(np.stack(values, axis=1)).to(dtype)
+
+
+def _unbind(values: Tensor) -> tuple[Tensor, ...]:
+    """The columns, each ready to combine with a batch."""
+    return values[:, :, None, None, None].unbind(1)
 
 
 def _planes(x: Tensor) -> Tensor:
@@ -99,27 +138,34 @@ def _pixels(planes: Tensor) -> Tensor:
     return pixels
 
 
-def _tone(x: Tensor, operations: Operations) -> Tensor:
+def _tone_values(operations: Operations, size: int) -> Tensor:
+    slope = operations.enhancement.astype(np.float32)
+    colour, contrast, auto = (operations.code == CODE[name] for name in ("colour", "contrast", "auto_contrast"))
+    return _columns(slope, (1 - slope) * colour, (1 - slope) * contrast, auto)
+
+
+def _tone(x: Tensor, parameters: Tensor) -> Tensor:
     """a·x + e·L + b with L the luma and μ its mean.
 
     Brightness f·x, colour L + f·(x − L), contrast μ + f·(x − μ), auto-contrast 255·(x − low)/(high − low) per channel.
     """
     values = _planes(x)
     gray = luma(values)
-    slope = _column(operations.enhancement, x)
-    is_colour, is_contrast, is_auto = (
-        _column((operations.code == CODE[name]).astype(np.int64), x) for name in ("colour", "contrast", "auto_contrast")
-    )
+    slope, of_luma, of_mean, is_auto = _unbind(parameters)
     mean = gray.mean(dim=(2, 3), keepdim=True).add_(0.5).floor_()
     low, high = values.amin(dim=(2, 3), keepdim=True), values.amax(dim=(2, 3), keepdim=True)
     stretch = torch.where(high > low, 255.0 / (high - low).clamp_(min=1.0), 1.0)
-    offset = mean * (1 - slope) * is_contrast - low * stretch * is_auto * (high > low)
-    values.mul_(torch.where(is_auto > 0, stretch, slope)).addcmul_(gray, (1 - slope) * is_colour)
+    offset = mean * of_mean - low * stretch * is_auto * (high > low)
+    values.mul_(torch.where(is_auto > 0, stretch, slope)).addcmul_(gray, of_luma)
     # The tiny shift keeps sums that should be whole numbers from falling below them in float32.
     return _pixels(values.add_(offset + 1e-4).clamp_(0, 255))
 
 
-def _equalise(x: Tensor, operations: Operations) -> Tensor:
+def _no_values(operations: Operations, size: int) -> Tensor:
+    return torch.empty(len(operations.code), 0)
+
+
+def _equalise(x: Tensor, parameters: Tensor) -> Tensor:
     """Spread the histogram of each channel: v -> (s/2 + #{u < v}) / s, whole numbers, s = (#all − #brightest) / 255."""
     n, h, w, c = x.shape
     values = x.permute(0, 3, 1, 2).reshape(n * c, h * w).long()
@@ -131,27 +177,38 @@ def _equalise(x: Tensor, operations: Operations) -> Tensor:
     return _pixels(table.gather(1, values).reshape(n, c, h, w))
 
 
-def _levels(x: Tensor, operations: Operations) -> Tensor:
-    """Posterise: keep the upper 4 + ⌊4·level/10⌋ bits. Solarise: invert the values from 256 − ⌊256·level/10⌋ up."""
+def _level_values(operations: Operations, size: int) -> Tensor:
     posterise = operations.code == CODE["posterise"]
     kept = np.where(posterise, 256 - (1 << (4 - 4 * operations.level // 10)), 255)
     last = np.where(posterise, 255, 255 - 256 * operations.level // 10)
-    x = x & _column(kept, x).to(torch.uint8)
-    return torch.where(x <= _column(last, x).to(torch.uint8), x, 255 - x)
+    return _columns(kept, last, dtype=torch.uint8)
 
 
-def _sharpness(x: Tensor, operations: Operations) -> Tensor:
+def _levels(x: Tensor, parameters: Tensor) -> Tensor:
+    """Posterise: keep the upper 4 + ⌊4·level/10⌋ bits. Solarise: invert the values from 256 − ⌊256·level/10⌋ up."""
+    kept, last = _unbind(parameters)
+    x = x & kept
+    return torch.where(x <= last, x, 255 - x)
+
+
+def _sharpness_values(operations: Operations, size: int) -> Tensor:
+    return _columns(operations.enhancement)
+
+
+def _sharpness(x: Tensor, parameters: Tensor) -> Tensor:
     """s + f·(x − s), s smoothed by the 3x3 kernel (1 1 1, 1 5 1, 1 1 1)/13; the border pixels stay."""
+    (factor,) = _unbind(parameters)
     values = _planes(x)
     smooth = values.clone()
     rows = (values[:, :, :-2] + values[:, :, 1:-1]).add_(values[:, :, 2:])
     boxes = (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:]).add_(values[:, :, 1:-1, 1:-1], alpha=4)
     smooth[:, :, 1:-1, 1:-1] = boxes.div_(13).add_(0.5).floor_()
-    return _pixels(smooth.lerp_(values, _column(operations.enhancement, x)).add_(1e-4).clamp_(0, 255))
+    return _pixels(smooth.lerp_(values, factor).add_(1e-4).clamp_(0, 255))
 
 
-def affine_matrices(operations: Operations, *, size: int) -> FloatArray:
-    """[N, 2, 3]: where in the source the pixel (x, y) of the result comes from."""
+def _affine_values(operations: Operations, size: int) -> Tensor:
+    """Where in the source a pixel of the result comes from: turns of 30°·level/10, shears of .3·level/10 and shifts of
+    .3·level/10 of the side, black outside."""
     level, sign = operations.level, operations.sign
     rotate, shear_x, shear_y, translate_x, translate_y = (
         operations.code == CODE[name] for name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
@@ -166,37 +223,38 @@ def affine_matrices(operations: Operations, *, size: int) -> FloatArray:
     matrices[:, 1, 0] = -sin + shear * shear_y
     matrices[:, 0, 2] = centre * (1 - cos - sin) + shift * translate_x
     matrices[:, 1, 2] = centre * (1 - cos + sin) + shift * translate_y
-    return matrices
-
-
-def _affine(x: Tensor, operations: Operations) -> Tensor:
-    """Rotate by 30°·level/10, shear by .3·level/10 or shift by .3·level/10 of the side, black outside."""
-    return move(x, affine_matrices(operations, size=x.shape[1]))
+    return fixed_point(matrices)
 
 
 def _members(*names: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.isin(np.arange(len(POOL)), [CODE[name] for name in names])
 
 
-GROUPS: tuple[tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], Callable[[Tensor, Operations], Tensor]], ...] = (
-    (_members("auto_contrast", "brightness", "colour", "contrast"), _tone),
-    (_members("equalise"), _equalise),
-    (_members("posterise", "solarise"), _levels),
-    (_members("sharpness"), _sharpness),
-    (_members("rotate", "shear_x", "shear_y", "translate_x", "translate_y"), _affine),
+_Members = np.ndarray[tuple[int], np.dtype[np.bool_]]
+GROUPS: tuple[tuple[_Members, Callable[[Operations, int], Tensor], Callable[[Tensor, Tensor], Tensor]], ...] = (
+    (_members("auto_contrast", "brightness", "colour", "contrast"), _tone_values, _tone),
+    (_members("equalise"), _no_values, _equalise),
+    (_members("posterise", "solarise"), _level_values, _levels),
+    (_members("sharpness"), _sharpness_values, _sharpness),
+    (_members("rotate", "shear_x", "shear_y", "translate_x", "translate_y"), _affine_values, move),
 )
+"""Operations that are computed together: which, their values for images of a size, and what applies them."""
 
 
-def cutout_(images: Tensor, u: FloatArray, *, share: float) -> Tensor:
-    """Paint a gray square around a uniform point (x, y), cut off at the border, in place.
+def plan_cutout(u: FloatArray, *, share: float, size: int) -> tuple[Tensor, Tensor]:
+    """A square around a uniform point (x, y), cut off at the border.
 
     Like the reference's rectangle it includes both ends: 17 pixels for a side of 16.
     """
-    n, h, w, c = images.shape
-    side = int(share * w)
-    first = np.maximum(u * w - side / 2, 0).astype(np.int64)[:, :, None]
-    inside = (np.arange(w) >= first) & (np.arange(w) <= first + side)
-    square = inside[:, 1, :, None] & np.repeat(inside[:, 0], c, axis=1)[:, None, :]
-    gray = torch.from_numpy(square).to(images.device).view(torch.uint8)
-    images.view(n, h, w * c).mul_(1 - gray).add_(gray, alpha=GRAY)  # 14 times as fast as masked_fill_ on a CPU
+    side = int(share * size)
+    first = np.maximum(u * size - side / 2, 0).astype(np.int64)[:, :, None]
+    inside = torch.from_numpy((np.arange(size) >= first) & (np.arange(size) <= first + side)).to(torch.uint8)
+    return inside[:, 1], inside[:, 0].repeat_interleave(3, dim=1)
+
+
+def cutout_(images: Tensor, square: tuple[Tensor, Tensor]) -> Tensor:
+    """Paint a gray square into each image, in place."""
+    rows, columns = square
+    gray = rows[:, :, None] & columns[:, None, :]
+    images.view(gray.shape).mul_(1 - gray).add_(gray, alpha=GRAY)  # 14 times as fast as masked_fill_ on a CPU
     return images
