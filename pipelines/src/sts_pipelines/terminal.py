@@ -35,8 +35,8 @@ def format_table(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     width = max(len("run"), *(len(label) for label in entries))
     lines = ["  ".join(["run".ljust(width), *(heading for *_, heading in columns)])]
     for label, rows in entries.items():
-        cells = [_cell(_value(rows, *column[:3])).rjust(len(column[3])) for column in columns]
-        lines.append("  ".join([label.ljust(width), *cells]))
+        values = [_shown(_value(rows, *column[:3])).rjust(len(column[3])) for column in columns]
+        lines.append("  ".join([label.ljust(width), *values]))
     return "\n".join(lines)
 
 
@@ -52,7 +52,7 @@ def _value(rows: Sequence[Mapping[str, Any]], evaluation: str, metric: str, netw
     return next((float(row["value"]) for row in rows if tuple(row[key] for key in keys) == wanted), None)
 
 
-def _cell(value: float | None) -> str:
+def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
@@ -67,8 +67,8 @@ def text_table(rows: Sequence[Mapping[str, str]], headings: Mapping[str, str], *
         widest = max(widths, key=lambda column: widths[column])
         excess = sum(widths.values()) + 2 * (len(widths) - 1) - width
         widths[widest] = max(widths[widest] - max(excess, 0), 8)
-    cells = [[_cut(line[column], widths[column]).ljust(widths[column]) for column in headings] for line in lines]
-    return "\n".join("  ".join(row).rstrip() for row in cells)
+    cut = [[_cut(line[column], widths[column]).ljust(widths[column]) for column in headings] for line in lines]
+    return "\n".join("  ".join(row).rstrip() for row in cut)
 
 
 def _cut(text: str, width: int) -> str:

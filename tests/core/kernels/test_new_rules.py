@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sts_core import Smoother, SmoothingConfig, TeacherBank, bank, make_teacher, smoother
-from sts_core.binding import make_rule
+from sts_core import Smoother, SmoothingConfig, TeacherBank, make_teacher
 from sts_core.kernels.choice import bind
 from sts_core.kernels.interface import Rule
 from sts_core.kernels.native import NativeKernel
@@ -17,10 +16,16 @@ PLAIN = {
     "sts": SmoothingConfig(momentum=0.9, preserve_probability=0.5, granularity="neuron", buffers="keep"),
     "tma": SmoothingConfig(momentum=0.75, preserve_probability=0.0, buffers="keep"),
 }
-NEW = SmoothingConfig(momentum=0.25, preserve_probability=0.5, buffers="keep")
 
 
-class SignRule(Rule):
+class SignConfig(SmoothingConfig):
+    """Of teachers that follow SignRule."""
+
+
+NEW = SignConfig(momentum=0.25, preserve_probability=0.5, buffers="keep")
+
+
+class SignRule(Rule, config=SignConfig):
     """Moves every weight by 1 - m in the direction of the student's."""
 
 
@@ -28,18 +33,6 @@ class SignRule(Rule):
 def _(rule: SignRule, tensors: list[tuple[str, Tensor, Tensor]]) -> None:
     for _, student, teacher in tensors:
         teacher.add_(torch.sign(student - teacher), alpha=1.0 - rule.momentum)
-
-
-@pytest.fixture
-def sign_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Teachers of the config NEW are updated by SignRule."""
-
-    def chosen(config: SmoothingConfig, *rest: object) -> Rule:
-        rule = make_rule(config, *rest)  # type: ignore[arg-type]
-        return SignRule(**vars(rule)) if config == NEW else rule
-
-    for module in (smoother, bank):
-        monkeypatch.setattr(module, "make_rule", chosen)
 
 
 def updated_bank(configs: dict[str, SmoothingConfig], backend: str) -> dict[str, list[Tensor]]:
@@ -65,7 +58,6 @@ def test_fast_kernels_support_the_rule_that_they_know_and_no_other() -> None:
         assert kernel.supports(SignRule(**vars(rule))) is others
 
 
-@pytest.mark.usefixtures("sign_rule")
 def test_a_bank_of_old_and_new_rules_sends_each_teacher_where_its_rule_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -84,7 +76,6 @@ def test_a_bank_of_old_and_new_rules_sends_each_teacher_where_its_rule_is_known(
         assert_equal(mixed[name], alone[name])
 
 
-@pytest.mark.usefixtures("sign_rule")
 def test_a_smoother_with_a_new_rule_moves_every_weight_once() -> None:
     student, start = Net(), make_teacher(moved(Net()))
     teacher = make_teacher(start)

@@ -91,7 +91,7 @@ def test_a_run_of_the_papers_recipe_stands_beside_each_row_it_repeats():
     first = found[0]
     assert first.comparable
     assert first.ours.mean == pytest.approx(72.7)
-    assert first.difference == pytest.approx(0.0)
+    assert first.minus_paper == pytest.approx(0.0)
     assert first.ours.high - first.ours.mean == pytest.approx(scipy.stats.t.ppf(0.975, 2) * 0.2 / 3**0.5)
     assert first.agrees is True
     assert compare_with_paper(runs([60.0, 60.1]))[0].agrees is False
@@ -164,12 +164,12 @@ def test_longer_training_is_compared_with_the_longer_rows():
 def test_a_failed_row_has_no_difference():
     conditions = {k: v for k, v in IMAGENET.items() if k != "granularity"} | {"smoothing": "none"}
     found = compare_with_paper(runs([0.1, 0.1], conditions))
-    assert [(c.published.printed, c.difference, c.agrees) for c in found] == [("fail", None, None)]
+    assert [(c.published.printed, c.minus_paper, c.agrees) for c in found] == [("fail", None, None)]
 
 
 def test_accuracy_on_other_data_has_no_difference_to_the_papers():
     found = compare_with_paper(runs([98.0, 99.0], IMAGENET | {"dataset": "digits"}))
-    assert {(c.difference, c.agrees) for c in found} == {(None, None)}
+    assert {(c.minus_paper, c.agrees) for c in found} == {(None, None)}
 
 
 def test_few_labels_find_their_column():
@@ -215,11 +215,11 @@ def test_a_mean_over_some_cells_does_not_pass_for_the_mean_over_all_of_imagenet_
     one = {"severities": (3,)}
     both = gain(one, one)
     assert both.differences == ("15 of 75 cells",)
-    assert both.difference == pytest.approx(7.0)
+    assert both.minus_paper == pytest.approx(7.0)
     mixed = gain(one, {})
     assert mixed.differences == ("15 of 75 cells", "other cells than those of the moving average")
     assert "15 of 75 cells" in comparison_table([mixed])
-    assert mixed.difference is None
+    assert mixed.minus_paper is None
     as_many = gain(one, {"cells": MAIN_CORRUPTIONS[:3]})
     assert "other cells than those of the moving average" in as_many.differences
     assert gain({}, {}).comparable
@@ -237,7 +237,7 @@ def test_the_gain_on_imagenet_c_is_taken_seed_by_seed():
         "images generated instead of released",
         "other images than those of the moving average",
     )
-    assert mixed.difference is None
+    assert mixed.minus_paper is None
     for others in ([], [run("tma", 0, 40.0, momentum=0.997)]):  # no moving average of the same m
         found = compare_with_paper([run("sts", 0, 42.0), *others])
         assert not [c for c in found if c.published.row == "ImageNet-C"]
@@ -366,7 +366,7 @@ def test_imagenet_is_known_by_the_steps_of_an_epoch_where_no_probe_counted_its_i
 
     untold = compared()
     assert untold.differences == ("dataset imagefolder (nothing says whether it is ImageNet) instead of imagenet",)
-    assert untold.difference is None
+    assert untold.minus_paper is None
     assert compared(metrics={"step": 7500, "epoch": 7500 / 5004}).comparable  # 1,281,167 // 256
     other = compared(metrics={"step": 7500, "epoch": 7500 / 500})
     assert other.differences == ("dataset imagefolder instead of imagenet",)

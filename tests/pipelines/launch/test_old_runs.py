@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from sts_eval import load_run
-from sts_methods import TrainingConfig, describe_training, read_checkpoint, write_checkpoint
+from sts_methods import LocalRuntime, TrainingConfig, describe_training, fit, read_checkpoint, write_checkpoint
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.run_folder import describe_old_run
+from sts_pipelines.diagnostics.doctor import examine
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import jobs_of
 
@@ -82,3 +83,15 @@ def test_a_config_that_is_no_longer_understood_is_told_and_the_report_knows_noth
         (tmp_path / "config.yaml").write_text("kind: comparison\nvariants: {}\n")
         warnings.simplefilter("ignore")
         assert describe_old_run(tmp_path) == {}
+
+
+def test_the_doctor_knows_a_run_that_fit_made_without_a_pipeline(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "fitted"
+    fit(tiny("byol-digits-sts", steps=2).training, LocalRuntime(folder, progress=False))
+    text, healthy = examine(str(folder))
+    assert healthy, text
+    assert "MISSING" not in text
+    (folder / "config.json").write_text("{")
+    text, healthy = examine(str(folder))
+    assert not healthy
+    assert "config.json: DAMAGED" in text

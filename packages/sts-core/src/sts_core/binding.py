@@ -74,7 +74,8 @@ def make_rule(
     p = config.preserve_probability
     if preserve_probability is not None:
         p = check_probability("preserve_probability", preserve_probability)
-    return Rule(momentum=m, preserve_probability=p, granularity=config.granularity, step=step, seed=seed)
+    rule = Rule.by_config.get(type(config), Rule)
+    return rule(momentum=m, preserve_probability=p, granularity=config.granularity, step=step, seed=seed)
 
 
 def check_seed(seed: object) -> int:

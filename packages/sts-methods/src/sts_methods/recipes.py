@@ -46,7 +46,7 @@ def byol_imagenet(
     if variant == "deepmind":
         return _byol_deepmind(epochs=1000 if epochs is None else epochs, m=m, p=0.0 if p is None else p)
     if variant not in ("code", "paper"):
-        raise ConfigError(f"variant must be code, paper or deepmind, got {variant!r}: choose one of these")
+        raise ConfigError(f"variant must be code, paper or deepmind, got {variant!r}")
     lr = 0.05 if variant == "code" else 0.1  # STS repo, sts_exp.py; paper, section 4.1
     return TrainingConfig(
         method=ByolConfig(backbone="resnet50"),  # heads 2048-4096-256 and 256-4096-256 with bias: STS repo
@@ -79,7 +79,7 @@ def _byol_deepmind(*, epochs: int, m: float | None, p: float) -> TrainingConfig:
     """
     if epochs not in DEEPMIND_RATES:
         known = ", ".join(map(str, DEEPMIND_RATES))
-        raise ConfigError(f"DeepMind trains BYOL for {known} epochs, got {epochs}: choose one of these")
+        raise ConfigError(f"DeepMind trains BYOL for {known} epochs, got {epochs}")
     base = byol_imagenet("code", epochs=epochs, m=DEEPMIND_MOMENTA[epochs] if m is None else m, p=p)
     return replace(
         base,

@@ -74,7 +74,7 @@ def _load_file(path: Path) -> tuple[type, dict[str, Any]]:
     plain = read_yaml(text, source=str(path))
     kind = plain.pop("kind", _kind_by_sections(plain))
     if kind not in KINDS:
-        raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r} in {path}: correct it")
+        raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r} in {path}")
     return KINDS[kind], plain
 
 

@@ -71,7 +71,7 @@ class ClusterConfig:
             fits = 1 <= self.min_workers <= self.num_workers
             _require(
                 fits,
-                f"min_workers must be from 1 to num_workers={self.num_workers}, got {self.min_workers}: lower it",
+                f"min_workers must be from 1 to num_workers={self.num_workers}, got {self.min_workers}",
                 "min_workers",
                 "num_workers",
             )
@@ -126,7 +126,7 @@ class EvaluationConfig:
             )
         own = {name: self.own.get(name) or section() for name, section in own_sections().items()}
         object.__setattr__(self, "own", own)
-        _require(self.voc_trials >= 1, f"voc_trials must be at least 1, got {self.voc_trials}: raise it", "voc_trials")
+        _require(self.voc_trials >= 1, f"voc_trials must be at least 1, got {self.voc_trials}", "voc_trials")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,12 +261,10 @@ class GridConfig:
     """Train one student with a bank of all teachers: only right where the teacher does not influence training."""
 
     def __post_init__(self) -> None:
-        _require(
-            self.num_samples >= 1, f"num_samples must be at least 1, got {self.num_samples}: raise it", "num_samples"
-        )
+        _require(self.num_samples >= 1, f"num_samples must be at least 1, got {self.num_samples}", "num_samples")
         for name in ("cells_per_trial", "max_concurrent"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, f"{name} must be at least 1, got {value}: raise it", name)
+            _require(value is None or value >= 1, f"{name} must be at least 1, got {value}", name)
         self._check_cells()
         self._check_metric()
         if self.one_student and self.search != "grid":

@@ -352,7 +352,7 @@ def _read_scalar(annotation: Any, value: Any, path: str, problems: list[str]) ->
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if annotation in _NAMES and (not isinstance(value, annotation) or (annotation is int and isinstance(value, bool))):
-        problems.append(f"{path} must be {_NAMES[annotation]}, got {value!r}: correct the value")
+        problems.append(f"{path} must be {_NAMES[annotation]}, got {value!r}")
         return _INVALID
     return value
 
@@ -370,7 +370,7 @@ def _read_text(annotation: Any, text: FlagText, path: str, problems: list[str]) 
             return annotation(text)
         except ValueError:
             pass
-    problems.append(f"{path} must be {_NAMES[annotation]}, got {str(text)!r}: correct the value")
+    problems.append(f"{path} must be {_NAMES[annotation]}, got {str(text)!r}")
     return _INVALID
 
 

@@ -60,7 +60,7 @@ def read_yaml(text: str, *, source: str = "the text") -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise UsageError(f"{source} must hold a config (key: value lines), got {type(loaded).__name__}")
     if not isinstance(loaded.get("kind", ""), str):
-        raise UsageError(f"kind must be a name such as pipeline, got {loaded['kind']!r} in {source}: correct it")
+        raise UsageError(f"kind must be a name such as pipeline, got {loaded['kind']!r} in {source}")
     return loaded
 
 

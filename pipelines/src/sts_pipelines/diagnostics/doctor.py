@@ -8,6 +8,7 @@ from sts_core import Network, StsError
 from sts_eval import read_results
 from sts_methods import CheckpointError, CheckpointStore, load_backbone, read_checkpoint
 from sts_pipelines.config.run_folder import read_run, run_folders
+from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import UsageError
 
 NEEDED = ("method", "optimizer", "scaler", "smoother")
@@ -27,7 +28,7 @@ def examine(path: str) -> tuple[str, bool]:
     if (place / "manifest.json").is_file():
         lines, healthy = _checkpoint(place)
         return "\n".join([f"checkpoint {place}", *lines, _verdict(healthy)]), healthy
-    if (place / "checkpoints").is_dir() or (place / "config.yaml").is_file():
+    if (place / "checkpoints").is_dir() or any((place / f"config.{kind}").is_file() for kind in ("yaml", "json")):
         return _run(place)
     problem = "has no config.yaml and no manifest.json" if place.is_dir() else "is none of them"
     raise UsageError(
@@ -38,7 +39,10 @@ def examine(path: str) -> tuple[str, bool]:
 
 def _run(folder: Path) -> tuple[str, bool]:
     store = CheckpointStore(folder / "checkpoints")
-    damage = [*_damage(folder / "config.yaml", read_run), *_damage(folder / "results.json", _results)]
+    config = _damage(folder / "config.yaml", read_run)
+    if config and not (folder / "config.yaml").exists() and (folder / "config.json").exists():
+        config = _damage(folder / "config.json", _fitted)
+    damage = [*config, *_damage(folder / "results.json", _results)]
     lines = [f"run {folder}", *_networks_saved(folder), *damage, *([] if damage else _results(folder))]
     intact: list[int] = []
     for step in reversed(store.steps()):
@@ -67,6 +71,12 @@ def _damage(file: Path, read: Callable[[Path], object]) -> list[str]:
     except StsError as error:
         return [f"{file.name}: DAMAGED ({' '.join(str(error).split())})"]
     return []
+
+
+def _fitted(folder: Path) -> dict[str, Any]:
+    """The config of a run that sts_methods' `fit` made without a pipeline; JSON is YAML."""
+    file = folder / "config.json"
+    return read_yaml(file.read_text(encoding="utf-8", errors="replace"), source=str(file))
 
 
 def _networks_saved(folder: Path) -> list[str]:

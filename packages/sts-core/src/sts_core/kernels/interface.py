@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from sts_core.config import Granularity
+from sts_core.config import Granularity, SmoothingConfig
 
 Backend = Literal["auto", "reference", "native", "triton"]
 
@@ -15,14 +15,20 @@ Backend = Literal["auto", "reference", "native", "triton"]
 class Rule:
     """One teacher's update: the numbers of the equation and the key of the draws.
 
-    Another rule is a subclass, and starts as one function registered with `reference.update_teacher`.
+    Another rule is a subclass, `class MyRule(Rule, config=MyConfig)`, for teachers whose config, a subclass of
+    SmoothingConfig, is a MyConfig; it starts as one function registered with `reference.update_teacher`.
     """
+
+    by_config: ClassVar[dict[type[SmoothingConfig], type["Rule"]]] = {}
 
     momentum: float
     preserve_probability: float
     granularity: Granularity
     step: int
     seed: int
+
+    def __init_subclass__(cls, *, config: type[SmoothingConfig]) -> None:
+        Rule.by_config[config] = cls
 
 
 class Pair(NamedTuple):

@@ -107,7 +107,7 @@ def check_severities(severities: Sequence[int]) -> tuple[int, ...]:
     """Return `severities` as a sorted tuple, or raise if one is outside 1 to 5."""
     for severity in severities:
         if severity not in SEVERITIES:
-            raise ConfigError(f"a severity must be an integer from 1 to 5, got {severity!r}: choose one of these")
+            raise ConfigError(f"a severity must be an integer from 1 to 5, got {severity!r}")
     if not severities:
         raise ConfigError("severities must name at least one of 1 to 5, got none: leave it out for all five")
     return tuple(sorted(set(severities)))

@@ -38,7 +38,7 @@ class FeatureConfig:
             )
         if self.precision not in ("float32", "bfloat16", "float16"):
             raise ConfigError(
-                f"precision must be float32, bfloat16 or float16, got {self.precision!r}: choose one",
+                f"precision must be float32, bfloat16 or float16, got {self.precision!r}",
                 fields=("precision",),
             )
 

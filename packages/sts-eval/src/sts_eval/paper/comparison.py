@@ -40,7 +40,7 @@ CORRUPTION_GAIN = ("text", "ImageNet-C", "mean gain over TMA, about")
 
 @dataclass(frozen=True)
 class Comparison:
-    """One cell of the paper and our mean over seeds."""
+    """One number of the paper and our mean over seeds."""
 
     published: PublishedNumber
     network: str
@@ -71,7 +71,7 @@ class Comparison:
         return None if self.on_other_data else self.published.value
 
     @property
-    def difference(self) -> float | None:
+    def minus_paper(self) -> float | None:
         """Ours minus the paper's, None where there is no such thing."""
         return None if self.reference is None else self.ours.mean - self.reference
 
@@ -136,16 +136,16 @@ def compare_with_paper(runs: Sequence[RunResults], *, confidence: float = 0.95) 
     names a row is compared with that row; otherwise the row is found from its method and smoothing. Nothing else is
     left out: where a run departs from the paper the comparison says in what.
     """
-    cells: dict[tuple[Any, ...], _Cell] = {}
+    found: dict[tuple[Any, ...], _Seeds] = {}
     for run in runs:
         for key, value in _numbers(run).items():
-            cells.setdefault(key, {})[_seed_key(run)] = (run.run, value)
-    comparisons = [_comparison(key, cell, confidence) for key, cell in cells.items()]
+            found.setdefault(key, {})[_seed_key(run)] = (run.run, value)
+    comparisons = [_comparison(key, seeds, confidence) for key, seeds in found.items()]
     return comparisons + _corruption_gains(runs, confidence)
 
 
 def _numbers(run: RunResults) -> dict[tuple[Any, ...], float]:
-    """The numbers of a run that belong to cells of the paper; of one measured twice the newest, which comes first.
+    """The numbers of a run that the paper has, too; of one measured twice the newest, which comes first.
 
     An evaluation with seeds of its own (detection's fine-tunings) gives the mean over them.
     """
@@ -159,7 +159,7 @@ def _numbers(run: RunResults) -> dict[tuple[Any, ...], float]:
     return {key: fmean(by_seed.values()) for key, by_seed in numbers.items()}
 
 
-_Cell = dict[Any, tuple[str, float]]
+_Seeds = dict[Any, tuple[str, float]]
 
 
 class _Corrupted(NamedTuple):
@@ -190,7 +190,7 @@ def _which(entry: Mapping[str, Any]) -> str:
 
 
 def _columns(run: RunResults, entry: Mapping[str, Any]) -> list[tuple[PaperRow, str]]:
-    """The cells that an entry belongs to."""
+    """The places in the paper that an entry belongs to."""
     metric = str(entry["metric"]).removesuffix("-median")
     rows = rows_of(run.conditions, entry["evaluation"], run.paper)
     return [(row, column) for row in rows for column, name in row.metrics.items() if name == metric]
@@ -213,9 +213,9 @@ def _other_data(entry: Mapping[str, Any]) -> list[str]:
     return [f"evaluated with {name} {value}" for name, value in entry.get("data", {}).items() if name != "root"]
 
 
-def _comparison(key: tuple[Any, ...], cell: _Cell, confidence: float) -> Comparison:
+def _comparison(key: tuple[Any, ...], seeds: _Seeds, confidence: float) -> Comparison:
     number, _, variant, network, which, differences = key
-    names, values = (tuple(part) for part in zip(*cell.values(), strict=True))
+    names, values = (tuple(part) for part in zip(*seeds.values(), strict=True))
     return Comparison(number, network, which, names, values, estimate(values, confidence), tuple(differences), variant)
 
 
@@ -285,7 +285,7 @@ def _gain(key: tuple[str, ...], pairs: Sequence[_Corrupted], confidence: float) 
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
-    """A Markdown table, one line per cell; numbers that may not stand beside the paper's are in brackets."""
+    """A Markdown table, one line per number; those that may not stand beside the paper's are in brackets."""
     if not comparisons:
         raise ConfigError(
             "a table needs at least one comparison, got none: evaluate a run of the paper's methods first"

@@ -4,7 +4,7 @@
 
 "Spatial Ensemble: a Novel Model Smoothing Mechanism for Student-Teacher Framework", Huang et al., NeurIPS 2021. The
 six tables come first; numbers in running text and captions are the table "text", its rows the topics. Rows of other
-methods are what the paper quotes for them. A cell "fail" has no value; a cell "-" is not a number and is left out.
+methods are what the paper quotes for them. A "fail" has no value; a "-" is not a number and is left out.
 """
 
 import difflib
@@ -38,20 +38,22 @@ class PublishedNumber:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table's caption in short, its columns and its cells as text, one line per row and a bar between columns."""
+    """A table's caption in short, its columns and its numbers as text, one line per row and a bar between columns."""
 
     title: str
     columns: tuple[str, ...]
-    cells: str
+    text: str
 
     def numbers(self, name: str) -> list[PublishedNumber]:
-        """All cells that hold a number (or "fail")."""
+        """All that is a number (or "fail")."""
         found = []
-        for line in self.cells.strip().splitlines():
-            row, *cells = (cell.strip() for cell in line.split("|"))
-            assert len(cells) == len(self.columns), f"{name}: {line}"
+        for line in self.text.strip().splitlines():
+            row, *printed = (text.strip() for text in line.split("|"))
+            assert len(printed) == len(self.columns), f"{name}: {line}"
             found += [
-                PublishedNumber(name, row, c, cell) for c, cell in zip(self.columns, cells, strict=True) if cell != "-"
+                PublishedNumber(name, row, c, text)
+                for c, text in zip(self.columns, printed, strict=True)
+                if text != "-"
             ]
         return found
 
@@ -265,7 +267,7 @@ CIFAR-100      | gain with 10000 labels               | 1.39
 def _all_numbers() -> dict[Key, PublishedNumber]:
     numbers = [number for name, table in TABLES.items() for number in table.numbers(name)]
     for line in TEXT.strip().splitlines():
-        row, column, printed = (cell.strip() for cell in line.split("|"))
+        row, column, printed = (text.strip() for text in line.split("|"))
         numbers.append(PublishedNumber("text", row, column, printed))
     keyed = {(number.table, number.row, number.column): number for number in numbers}
     assert len(keyed) == len(numbers), "two numbers share a key"
@@ -276,18 +278,18 @@ PUBLISHED: dict[Key, PublishedNumber] = _all_numbers()
 
 
 def published(table: str, row: str, column: str) -> PublishedNumber:
-    """The number in this cell."""
+    """The number in this place."""
     found = PUBLISHED.get((table, row, column))
     if found is None:
         near = difflib.get_close_matches(
             f"{table} / {row} / {column}", [" / ".join(key) for key in PUBLISHED], n=1, cutoff=0
         )
-        raise ConfigError(f"the paper has no cell {table} / {row} / {column}: did you mean {near[0]}")
+        raise ConfigError(f"the paper has no number {table} / {row} / {column}: did you mean {near[0]}")
     return found
 
 
 def published_rows(table: str) -> dict[str, dict[str, PublishedNumber]]:
-    """A table as rows of cells by column, in the paper's order."""
+    """A table as rows of numbers by column, in the paper's order."""
     rows: dict[str, dict[str, PublishedNumber]] = {}
     for (name, row, column), number in PUBLISHED.items():
         if name == table:

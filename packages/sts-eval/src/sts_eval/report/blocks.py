@@ -43,8 +43,8 @@ class Code:
         return self.text
 
 
-CellValue = str | Delta | Code | None
-"""None is a cell without a value, printed as a dash."""
+TableValue = str | Delta | Code | None
+"""None is a missing value, printed as a dash."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Table:
     """Rows under a header; the first column names the row, columns in `numeric` are set flush right."""
 
     header: Sequence[str]
-    rows: Sequence[Sequence[CellValue]]
+    rows: Sequence[Sequence[TableValue]]
     caption: str = ""
     note: str = ""
     numeric: frozenset[int] = frozenset()
@@ -60,12 +60,12 @@ class Table:
     """A second header above the first: names and how many columns each spans."""
 
     def __post_init__(self) -> None:
-        assert all(len(row) == len(self.header) for row in self.rows), "a row has as many cells as the header"
+        assert all(len(row) == len(self.header) for row in self.rows), "a row has as many values as the header"
         assert not self.groups or sum(span for _, span in self.groups) == len(self.header), "groups cover all columns"
 
 
 def numeric_table(
-    header: Sequence[str], rows: Sequence[Sequence[CellValue]], caption: str = "", note: str = ""
+    header: Sequence[str], rows: Sequence[Sequence[TableValue]], caption: str = "", note: str = ""
 ) -> Table:
     """A table whose columns behind the first hold numbers."""
     return Table(header, rows, caption, note, frozenset(range(1, len(header))))

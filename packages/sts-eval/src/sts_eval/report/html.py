@@ -5,7 +5,6 @@ from html import escape
 from sts_eval.report.blocks import (
     DASH,
     Block,
-    CellValue,
     Code,
     Delta,
     Figure,
@@ -14,16 +13,17 @@ from sts_eval.report.blocks import (
     Report,
     Section,
     Table,
+    TableValue,
 )
 from sts_eval.report.style import STYLE
 
 LONG = 40
-"""Characters from which on a cell of text is given room to wrap."""
+"""Characters from which on text in a table may wrap."""
 MANY_ROWS = 16
 """A table with more rows is folded, to be opened by the reader."""
 
 
-def _content(value: CellValue) -> str:
+def _content(value: TableValue) -> str:
     if value is None:
         return f'<span class="none">{DASH}</span>'
     if isinstance(value, Code):
@@ -33,7 +33,7 @@ def _content(value: CellValue) -> str:
     return escape(value)
 
 
-def _cell(value: CellValue, column: int, table: Table) -> str:
+def _cell(value: TableValue, column: int, table: Table) -> str:
     if column == 0:
         return f'<th scope="row">{_content(value)}</th>'
     css = "number" if column in table.numeric else "text"

@@ -1,6 +1,6 @@
 """The report as Markdown: every table, and every figure as the table of its data."""
 
-from sts_eval.report.blocks import DASH, CellValue, Code, Figure, Notes, Paragraph, Report, Section, Table
+from sts_eval.report.blocks import DASH, Code, Figure, Notes, Paragraph, Report, Section, Table, TableValue
 
 
 def escape_markdown(text: str) -> str:
@@ -10,11 +10,11 @@ def escape_markdown(text: str) -> str:
     return " ".join(text.split())
 
 
-def _cell(value: CellValue) -> str:
+def _cell(value: TableValue) -> str:
     if value is None:
         return DASH
     if isinstance(value, Code):
-        # Inside a code span nothing can be escaped: what would end it or the cell is replaced.
+        # Inside a code span nothing can be escaped: what would end it or the table's column is replaced.
         return f"`{' '.join(value.text.split()).replace('`', chr(0x2019)).replace('|', chr(0xA6))}`"
     return escape_markdown(str(value))
 

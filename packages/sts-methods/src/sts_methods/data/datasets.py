@@ -39,8 +39,6 @@ class DatasetRecord:
     """Whether images in memory are resized once, on opening, and not by each view."""
     needs_root: bool = True
     """Whether it has files of the user's."""
-    downloaded: bool = False
-    """Whether files that are missing are fetched."""
     class_folders: bool = False
     """Whether root holds train/ and val/ (or test/), in each a folder of images per class."""
     labelled: bool | None = True
@@ -198,14 +196,12 @@ for _record in (
         name="cifar10",
         open=lambda root, split: cifar("cifar10", str(root), split),
         statistics=((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),  # kekmodel, dataset/cifar.py
-        downloaded=True,
         num_images=50_000,
     ),
     DatasetRecord(
         name="cifar100",
         open=lambda root, split: cifar("cifar100", str(root), split),
         statistics=((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),  # kekmodel, dataset/cifar.py
-        downloaded=True,
         num_images=50_000,
     ),
     DatasetRecord(

@@ -22,7 +22,7 @@ def build_backbone(name: str, *, stem: Stem = "imagenet", zero_init_last: bool =
     `zero_init_last` starts the last norm of each of a timm ResNet's blocks at zero, so that the block adds nothing.
     """
     if stem not in ("imagenet", "cifar"):
-        raise ConfigError(f'stem must be "imagenet" or "cifar", got {stem!r}: choose one of these')
+        raise ConfigError(f'stem must be "imagenet" or "cifar", got {stem!r}')
     wide = _WIDE_RESNET.fullmatch(name)
     if wide and zero_init_last:
         raise ConfigError(f"zero_init_last is for timm's ResNets, got {name!r}")

@@ -49,7 +49,7 @@ def export(source: str | Path, destination: str | Path, *, to: Format) -> Export
     """
     destination = Path(destination)
     if to not in get_args(Format):
-        raise ConfigError(f"export goes to one of {', '.join(get_args(Format))}, got {to!r}: choose one of these")
+        raise ConfigError(f"export goes to one of {', '.join(get_args(Format))}, got {to!r}")
     if destination.suffix != _SUFFIXES[to]:
         raise ConfigError(f"a file for {to} ends in {_SUFFIXES[to]}, got {destination.name!r}: rename it")
     module, manifest = load_backbone(source)

@@ -112,7 +112,7 @@ def distribute(module: nn.Module) -> nn.Module:
     if "forward_sync_buffers" in DistributedDataParallel.__init__.__code__.co_varnames:
         options = {"forward_sync_buffers": False}  # the new name; torch 2.15 warns about the old one
     wrapped = DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
-    _settle_buckets(wrapped)
+    _arrange_buckets(wrapped)
     return wrapped
 
 
@@ -131,7 +131,7 @@ class _SumOfParameters(nn.Module):
         return total
 
 
-def _settle_buckets(wrapped: DistributedDataParallel) -> None:
+def _arrange_buckets(wrapped: DistributedDataParallel) -> None:
     """Let DDP arrange its buckets before the first step.
 
     It does so after the first backward pass that it sees, in the order in which gradients came, and ranks sum an

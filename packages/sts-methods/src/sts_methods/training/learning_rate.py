@@ -63,4 +63,4 @@ def learning_rate_factor(
             return step_decay(step, milestones, factor=decay)
         case "constant":
             return 1.0
-    raise ConfigError(f"schedule must be cosine, cosine_7_16, step or constant, got {schedule!r}: choose one of these")
+    raise ConfigError(f"schedule must be cosine, cosine_7_16, step or constant, got {schedule!r}")

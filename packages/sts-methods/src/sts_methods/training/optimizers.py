@@ -57,13 +57,13 @@ class OptimizerConfig:
             if getattr(self, name) not in get_args(choices):
                 known = ", ".join(get_args(choices))
                 raise ConfigError(
-                    f"optimizer.{name} must be one of {known}, got {getattr(self, name)!r}: choose one", fields=(name,)
+                    f"optimizer.{name} must be one of {known}, got {getattr(self, name)!r}", fields=(name,)
                 )
         for name in ("lr", "weight_decay", "warmup_epochs", "warmup_start", "trust_coefficient", "momentum", "decay"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 value = getattr(self, name)
                 raise ConfigError(
-                    f"optimizer.{name} must be zero or positive and finite, got {value!r}: change it", fields=(name,)
+                    f"optimizer.{name} must be zero or positive and finite, got {value!r}", fields=(name,)
                 )
         if self.nesterov and (self.name != "sgd" or self.momentum == 0.0):
             raise ConfigError(

@@ -10,13 +10,13 @@ from sts_eval.corruptions.results import IMAGENET_C, NUM_IMAGENET_CLASSES, NUM_M
 from sts_eval.paper.numbers import published
 from sts_eval.report.blocks import (
     Block,
-    CellValue,
     Code,
     Delta,
     Figure,
     Paragraph,
     Section,
     Table,
+    TableValue,
     numeric_table,
     percent,
 )
@@ -129,11 +129,11 @@ def _summary(runs: Sequence[Run], found: Mapping[str, CorruptionResult], images:
     """The paper's mean, the mCE, and the means of the groups."""
     groups = [group for group in GROUPS if any(group in result.group_accuracies for result in found.values())]
     extra = any(result.extra_accuracies for result in found.values())
-    rows: list[list[CellValue]] = []
+    rows: list[list[TableValue]] = []
     for run in runs:
         result = found[run.name]
         error, extras = result.mean_corruption_error, list(result.extra_accuracies.values())
-        row: list[CellValue] = [
+        row: list[TableValue] = [
             Code(run.name),
             percent(result.mean_accuracy),
             f"{result.num_main_cells} of {NUM_MAIN_CELLS}",
@@ -149,7 +149,7 @@ def _summary(runs: Sequence[Run], found: Mapping[str, CorruptionResult], images:
 
 def _table(runs: Sequence[Run], found: Mapping[str, CorruptionResult]) -> Table:
     """Accuracy by corruption and by severity, a column per run."""
-    rows: list[list[CellValue]] = []
+    rows: list[list[TableValue]] = []
     for name in ALL_CORRUPTIONS:
         values = [found[r.name].corruption_accuracy(name) if name in found[r.name].corruptions else None for r in runs]
         if any(value is not None for value in values):
@@ -214,7 +214,7 @@ def _difference_figure(difference: CorruptionDifference) -> Figure:
         ("By corruption", bar_chart(bars, label=f"{label} by corruption", x_label=label)),
         ("By severity", bar_chart(levels, label=f"{label} by severity", x_label=label)),
     ]
-    rows: list[list[CellValue]] = [[bar.name, Delta(bar.value, 2, bar.low, bar.high)] for bar in (*bars, *levels)]
+    rows: list[list[TableValue]] = [[bar.name, Delta(bar.value, 2, bar.low, bar.high)] for bar in (*bars, *levels)]
     caption = f"{difference.first} minus {difference.second}"
     if mean.low is None:
         note = "No intervals: the outcomes of single images were not kept."

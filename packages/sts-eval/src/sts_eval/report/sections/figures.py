@@ -8,11 +8,11 @@ from sts_core import effective_momentum
 from sts_eval.report.blocks import (
     EFFECTIVE_MOMENTUM,
     TIMES,
-    CellValue,
     Code,
     Figure,
     LegendEntry,
     Section,
+    TableValue,
     numeric_table,
     percent,
     sentence,
@@ -90,7 +90,7 @@ def _plane(
 ) -> Figure:
     cells = {key: Cell(fmean(found.values()), len(found)) for key, found in values.items()}
     ps, ms = sorted({p for p, _ in cells}), sorted({m for _, m in cells})
-    rows: list[list[CellValue]] = [
+    rows: list[list[TableValue]] = [
         [f"m {m:g}", *(percent(cells[p, m].value) if (p, m) in cells else None for p in ps)] for m in reversed(ms)
     ]
     low, high = colour_range([cell.value for cell in cells.values()])
@@ -128,7 +128,7 @@ def drift_section(runs: Sequence[Run]) -> Section | None:
             )
     if not drawings:
         return None
-    rows: list[list[CellValue]] = []
+    rows: list[list[TableValue]] = []
     for run in kept:
         first, last = curves[run.name][0], curves[run.name][-1]
         numbers = [f"{value:.3g}" for value in (first[1], last[1], first[2], last[2])]
@@ -185,7 +185,7 @@ def curves_section(runs: Sequence[Run]) -> Section | None:
             drawings.append((title, line_chart(lines, label=title, x_label="step")))
     if not drawings:
         return None
-    rows: list[list[CellValue]] = []
+    rows: list[list[TableValue]] = []
     for run in kept:
         losses = run.series("loss")
         last = f"{losses[-1][1]:.4g}" if losses else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from sts_eval.paper.comparison import Comparison, compare_with_paper, with_conditions
 from sts_eval.paper.numbers import TABLES
-from sts_eval.report.blocks import DASH, Block, CellValue, Code, Delta, Notes, Paragraph, Section, Table, sentence
+from sts_eval.report.blocks import DASH, Block, Code, Delta, Notes, Paragraph, Section, Table, TableValue, sentence
 from sts_eval.report.runs import Run
 
 MAX_SETTINGS = 3
@@ -27,7 +27,7 @@ class _Line:
     runs: tuple[str, ...]
     differences: tuple[str, ...]
     variant: str
-    cells: dict[tuple[str, str], Comparison] = field(default_factory=dict)
+    numbers: dict[tuple[str, str], Comparison] = field(default_factory=dict)
 
 
 def paper_section(runs: Sequence[Run]) -> Section | None:
@@ -61,7 +61,7 @@ def _lines(comparisons: Sequence[Comparison]) -> list[_Line]:
         key = (comparison.published.row, comparison.runs, comparison.differences)
         line = lines.setdefault(key, _Line(*key, comparison.variant))
         if line.variant == comparison.variant:
-            line.cells[comparison.published.column, comparison.which] = comparison
+            line.numbers[comparison.published.column, comparison.which] = comparison
     return list(lines.values())
 
 
@@ -70,7 +70,7 @@ def _chosen(lines: Sequence[_Line]) -> tuple[list[_Line], int]:
     kept: list[_Line] = []
     for row in dict.fromkeys(line.row for line in lines):
         of_row = [line for line in lines if line.row == row]
-        of_row.sort(key=lambda line: (len(line.differences), -max(c.ours.mean for c in line.cells.values())))
+        of_row.sort(key=lambda line: (len(line.differences), -max(c.ours.mean for c in line.numbers.values())))
         kept += of_row[:MAX_SETTINGS]
     return kept, len(lines) - len(kept)
 
@@ -80,13 +80,13 @@ def _paper_table(name: str, comparisons: Sequence[Comparison], notes: dict[str, 
     lines, left_out = _chosen(_lines(comparisons))
     columns = list(dict.fromkeys(c.published.column for c in comparisons))
     ways = {
-        column: list(dict.fromkeys(w for line in lines for c, w in line.cells if c == column)) for column in columns
+        column: list(dict.fromkeys(w for line in lines for c, w in line.numbers if c == column)) for column in columns
     }
-    rows: list[list[CellValue]] = []
+    rows: list[list[TableValue]] = []
     for line in lines:
         marks = [notes.setdefault(difference, str(len(notes) + 1)) for difference in line.differences]
-        cells = [cell for column in columns for cell in _cells(line, column, ways[column])]
-        rows.append([line.row, f"no: {_ranges(marks)}" if marks else "yes", Code(_listed(line.runs)), *cells])
+        values = [value for column in columns for value in _values(line, column, ways[column])]
+        rows.append([line.row, f"no: {_ranges(marks)}" if marks else "yes", Code(_listed(line.runs)), *values])
     header = ["row", "may stand", "our runs", *(h for c in columns for h in ("paper", *ways[c], "difference"))]
     groups = [("", 3), *((column, len(ways[column]) + 2) for column in columns)]
     title = TABLES[name].title if name in TABLES else "Numbers in the text"
@@ -110,14 +110,14 @@ def _listed(runs: Sequence[str]) -> str:
     return ", ".join(runs[:MAX_NAMES]) + more
 
 
-def _cells(line: _Line, column: str, ways: Sequence[str]) -> list[CellValue]:
+def _values(line: _Line, column: str, ways: Sequence[str]) -> list[TableValue]:
     """The paper's number, ours in each way it is reported, and the difference of the first of them."""
-    found = [line.cells.get((column, way)) for way in ways]
+    found = [line.numbers.get((column, way)) for way in ways]
     present = [comparison for comparison in found if comparison is not None]
     if not present:
         return [None] * (len(ways) + 2)
-    difference = present[0].difference
-    ours: list[CellValue] = [None if c is None else _number(c) for c in found]
+    difference = present[0].minus_paper
+    ours: list[TableValue] = [None if c is None else _number(c) for c in found]
     if difference is None:
         return [present[0].published.printed, *ours, None]
     low, high = present[0].ours.low, present[0].ours.high

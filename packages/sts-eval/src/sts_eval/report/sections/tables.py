@@ -12,12 +12,12 @@ from sts_eval.report.blocks import (
     EFFECTIVE_MOMENTUM,
     TIMES,
     Block,
-    CellValue,
     Code,
     Notes,
     Paragraph,
     Section,
     Table,
+    TableValue,
     percent,
     sentence,
 )
@@ -35,7 +35,7 @@ def overview_section(runs: Sequence[Run]) -> Section:
     """Which runs the report is about."""
     measure = headline(runs)
     header = ["run", "smoothing", "m_eff", "method", "length", "seed"]
-    rows: list[list[CellValue]] = []
+    rows: list[list[TableValue]] = []
     for run in runs:
         smoothing, method = run.smoothing, run.training.get("conditions", {}).get("method")
         effective = None if smoothing is None else f"{smoothing.effective_momentum:.6g}"
@@ -74,16 +74,16 @@ def _results_table(evaluation: Evaluation, found: Sequence[tuple[Run, Mapping[st
     networks = networks_of(entry for _, entry in found)
     columns = list(dict.fromkeys(_column(entry) for _, entry in found))
     variant = evaluation.row if any(evaluation.row in entry for _, entry in found) else None
-    cells: dict[tuple[str, str, str], dict[tuple[str, str], dict[Any, float]]] = {}
+    table: dict[tuple[str, str, str], dict[tuple[str, str], dict[Any, float]]] = {}
     for run, entry in found:
         row = (run.name, variant_of(entry), label_of(entry)) if variant else (run.name, "", "")
-        cell = cells.setdefault(row, {}).setdefault((str(entry["network"]), _column(entry)), {})
+        by_seed = table.setdefault(row, {}).setdefault((str(entry["network"]), _column(entry)), {})
         for trial, value in enumerate(entry.get("trials", [entry["value"]])):
-            cell.setdefault((entry.get("seed"), trial), float(value))
+            by_seed.setdefault((entry.get("seed"), trial), float(value))
     keys = [(network, column) for network in networks for column in columns]
     rows = [
         [Code(name), *([label] if variant else []), *(_over_trials(values.get(key)) for key in keys)]
-        for (name, _, label), values in cells.items()
+        for (name, _, label), values in table.items()
     ]
     names = ["run", *([variant] if variant else [])]
     header = [*names, *(column for _, column in keys)]
@@ -104,7 +104,7 @@ def control_section(runs: Sequence[Run]) -> Section | None:
     measure = headline(runs)
     settings = settings_of(runs, measure) if measure else []
     known = {key_of(setting.run): setting for setting in settings if setting.run.training}
-    rows: list[list[CellValue]] = []
+    rows: list[list[TableValue]] = []
     alone: list[Run] = []
     for setting in settings:
         key = control_key(setting.run)
@@ -148,14 +148,14 @@ def granularity_section(runs: Sequence[Run], *, against_paper: bool) -> Section 
     paper = published_rows("granularity") if against_paper else {}
     header = ["smoothing", "run", "images/s", "time", *(["time, paper"] if paper else [])]
     header += ["top-1", *(["top-1, paper"] if paper else [])] if measure else []
-    rows: list[list[CellValue]] = []
+    rows: list[list[TableValue]] = []
     for run in (*averages[:1], *spatial):
         assert run.smoothing is not None
         kind, speed = smoothing_kind(run.smoothing), _speed(run)
         units = f" {GRANULARITY_SHORT[run.smoothing.granularity]}" if kind != "TMA" else ""
         printed = {column: number.printed for column, number in paper.get(f"{kind}{units}", {}).items()}
         time = None if base is None or speed is None else f"{base / speed:.2f}{TIMES}"
-        row: list[CellValue] = [smoothing_label(run.smoothing), Code(run.name)]
+        row: list[TableValue] = [smoothing_label(run.smoothing), Code(run.name)]
         row += [None if speed is None else f"{speed:.0f}", time]
         row += [f"{printed['time']}{TIMES}" if "time" in printed else None] if paper else []
         if measure:
@@ -200,5 +200,5 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _setting(config: Mapping[str, str], name: str) -> CellValue:
+def _setting(config: Mapping[str, str], name: str) -> TableValue:
     return Code(config[name]) if name in config else None
