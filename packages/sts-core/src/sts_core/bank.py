@@ -29,12 +29,14 @@ from sts_core.swap import check_not_swapped, swapped
 class TeacherBank(Attachable):
     """Many teachers of one student, updated together so that each student weight is read once.
 
-        bank = TeacherBank(student=student, configs={"tma": temporal_moving_average(0.999), ...}, seed=0)
-        optimizer.step(); bank.update()
-        bank.teachers["tma"]
+    >>> configs = {"tma": temporal_moving_average(0.999), "sts": spatial_temporal_smoothing(0.99, 0.7)}
+    >>> bank = TeacherBank(student=torch.nn.Linear(4, 2), configs=configs, seed=0)
+    >>> bank.update()  # after every step of the student's optimizer
+    >>> bank.teachers["tma"]
+    Linear(in_features=4, out_features=2, bias=True)
 
-    Each teacher is bit for bit the one that a `Smoother` of its own, with the same seed, would keep. `names`,
-    `exclude` and `trainable_only` are those of `make_teacher`.
+    `configs` names the teachers of `student`. Each is bit for bit the one that a `Smoother` of its own, with the same
+    `seed`, would keep. `backend`, `names`, `exclude` and `trainable_only` are those of `Smoother`.
     """
 
     def __init__(

@@ -25,20 +25,26 @@ from sts_core.pairing import Selection, Watch, pair
 from sts_core.swap import check_not_swapped, swapped
 
 Schedule = Callable[[int], float]
-"""A value for each update, by its index: pure, so that a resumed run goes on as it would have."""
+"""A value for each update, by its index: pure, so that a resumed run continues as it would have."""
 
 
 class Smoother(Attachable):
     """Keeps a teacher as a smoothed version of its student.
 
-        smoother = Smoother(student=student, teacher=teacher, config=spatial_temporal_smoothing(0.99, 0.7), seed=0)
-        ...
-        optimizer.step()
-        smoother.update()  # or, once before the loop: smoother.attach(optimizer)
+    >>> student = torch.nn.Linear(4, 2)
+    >>> teacher = make_teacher(student)
+    >>> smoother = Smoother(student=student, teacher=teacher, config=spatial_temporal_smoothing(0.99, 0.7), seed=0)
+    >>> optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    >>> student(torch.ones(1, 4)).sum().backward()
+    >>> optimizer.step()
+    >>> smoother.update()  # or, once before the loop: smoother.attach(optimizer)
+    >>> smoother.applied
+    Applied(momentum=0.99, preserve_probability=0.7, num_updates=1)
 
-    Tensors are paired by name. The student may have modules that the teacher lacks, never the reverse. DDP and
-    `torch.compile` wrappers are seen through. Draws depend on (seed, number of updates, unit) alone: give every rank
-    the same seed and all hold the same teacher. `names`, `exclude` and `trainable_only` are those of `make_teacher`.
+    Tensors of `student` and `teacher` are paired by name. The student may have modules that the teacher lacks, never
+    the reverse. DDP and `torch.compile` wrappers are seen through. `config` says how the teacher follows. Draws depend
+    on (`seed`, number of updates, unit) alone: give every rank the same seed and all hold the same teacher. `backend`
+    "auto" takes the fastest kernel there is. `names`, `exclude` and `trainable_only` are those of `make_teacher`.
     """
 
     def __init__(

@@ -239,7 +239,17 @@ def corruption_robustness(
     *,
     device: torch.device | str | None = None,
 ) -> dict[str, CorruptionResult]:
-    """Evaluate all `models` (name -> classifier that returns logits) on all cells of `source`, in this process."""
+    """Evaluate all `models` (name -> classifier that returns logits) on all cells of `source`, in this process.
+
+    `source` is a FolderCorruptions (ImageNet-C), ArrayCorruptions (CIFAR-10-C) or GeneratedCorruptions; `config` says
+    how its images are fed, and `device` where the models compute, which is where they are if it is None.
+
+    >>> pixels = np.zeros((8, 32, 32, 3), dtype=np.uint8)
+    >>> source = GeneratedCorruptions(CleanArrays(pixels, np.arange(8) % 2), corruptions=["contrast"])
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2))
+    >>> corruption_robustness({"mine": model}, source)["mine"].mean_accuracy
+    50.0
+    """
     _device_of(models, device)
     with ExitStack() as stack:
         for model in models.values():

@@ -102,10 +102,18 @@ def detection_transfer(
     """Fine-tune a detector that starts from `backbone`, score it and say what the scores depend on.
 
     `backbone` is a bottleneck ResNet of torchvision or timm, a module that holds one, a saved backbone's path or a timm
-    name; it is left as it is. Where torch.distributed is initialised (torchrun, Ray Train) every worker calls this, and
-    all get the same result. `folder`, which all workers must see, receives checkpoints, metrics.jsonl and result.json;
-    a call with the same arguments resumes where an interrupted one stopped. `initialisation` names the weights in the
-    result.
+    name; it is left as it is. `config` holds data, backend and schedule. Where torch.distributed is initialised
+    (torchrun, Ray Train) every worker calls this, and all get the same result. `folder`, which all workers must see,
+    receives checkpoints, metrics.jsonl and result.json; a call with the same arguments resumes where an interrupted one
+    stopped. `initialisation` names the weights in the result; `on_metrics` is called with every line of metrics.jsonl;
+    `device` is the first GPU unless it is given.
+
+    >>> from sts_eval.detection.backends.resnet import BottleneckResNet
+    >>> from sts_eval.detection.synthetic import NARROW_SHAPE, narrow_config, write_synthetic_voc
+    >>> root = write_synthetic_voc("drawn", splits={"trainval": 4, "test": 4})  # or a VOCdevkit
+    >>> result = detection_transfer(BottleneckResNet(NARROW_SHAPE), narrow_config(root, iterations=2))
+    >>> result.comparable_with_paper
+    False
     """
     require_backend(config.backend)
     splits = [read_voc_split(config.data_root, name) for name in config.train_splits]

@@ -96,7 +96,13 @@ def nearest_neighbours(
 
     score(c) = Σ_{i in the k nearest, y_i = c} exp(cos(x, x_i) / T)
 
-    Under `torch.distributed` each process searches for its share of the test features.
+    k and T are those of `config`. `train` and `test` are searched on `device`; under `torch.distributed` each process
+    searches for its share of the test features.
+
+    >>> labels = torch.arange(100) % 2
+    >>> train = test = Features(torch.stack([labels, 1 - labels], dim=1), labels)
+    >>> nearest_neighbours(train, test, NeighboursConfig(ks=(20,), temperatures=(0.07,))).top1(20, 0.07)
+    100.0
     """
     config = config or NeighboursConfig()
     num_classes = _check(train, test, config)

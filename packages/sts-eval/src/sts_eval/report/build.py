@@ -76,8 +76,16 @@ def write_report(
 ) -> tuple[Path, Path]:
     """Write report.md and report.html about `runs` into the folder `path`; returns the two files.
 
+    >>> entry = {"evaluation": "linear", "network": "teacher", "metric": "top1", "value": 72.7, "which": "last"}
+    >>> add_entries("runs/mine/results.json", [entry]).run
+    'mine'
+    >>> markdown, page = write_report(["runs/mine"], "report")
+    >>> page.name
+    'report.html'
+
     `runs` are run folders, or folders that hold run folders (a sweep), with training.json, metrics.jsonl and
-    results.json, whichever of them there are; `describe` is asked about runs that are older than training.json.
+    results.json, whichever of them there are; `against_paper` sets the paper's numbers beside theirs, and `describe` is
+    asked about runs that are older than training.json.
     """
     folder = Path(path)
     if (nearest := next(place for place in (folder, *folder.absolute().parents) if place.exists())).is_file():

@@ -176,10 +176,16 @@ def build_training_data(
 ) -> TrainingData:  # fmt: skip
     """The training data of one rank.
 
-    `global_batch_size` counts the images of one optimizer step over all ranks and micro-batches: the labelled ones for
-    semi-supervised views (64 in FixMatch, beside `unlabelled_ratio` times as many unlabelled), all images otherwise.
-    `labelled_order` "epochs" shows every labelled image once before any comes again (Mean Teacher), "random" draws
-    from a long list of all of them (FixMatch).
+    >>> data = build_training_data(DataConfig(image_size=16), seed=0, global_batch_size=64)
+    >>> (batch,) = next(data.steps(0))
+    >>> [tuple(view.shape) for view in batch.views]
+    [(64, 3, 16, 16), (64, 3, 16, 16)]
+
+    `config` says which images and views, `seed` keys their order and augmentations, and `rank` of `world_size` gets its
+    share of every step on `device`, in `accumulation` micro-batches. `global_batch_size` counts the images of one
+    optimizer step over all ranks and micro-batches: the labelled ones for semi-supervised views (64 in FixMatch, beside
+    `unlabelled_ratio` times as many unlabelled), all images otherwise. `labelled_order` "epochs" shows every labelled
+    image once before any comes again (Mean Teacher), "random" draws from a long list of all of them (FixMatch).
     """
     if global_batch_size < 1 or global_batch_size % (accumulation * world_size):
         raise ConfigError(

@@ -43,9 +43,17 @@ class ExportReport:
 def export(source: str | Path, destination: str | Path, *, to: Format) -> ExportReport:
     """Convert a saved backbone, read the result back into the other library's network and compare outputs.
 
+    `source` is a backbone that `fit` or `save_backbone` wrote, `destination` the file to write and `to` who reads it:
+
     torchvision   .pth, a state dict for `torchvision.models.<name>()`: every tensor but those of `fc`
     timm          .safetensors, a state dict for `timm.create_model(name, num_classes=0)`
     detectron2    .pth, {"model": ...} with the full names of an R50-C4 detector: every tensor of its stem and res2..5
+
+    >>> network = build_backbone("resnet18")
+    >>> saved = {"backbone": "resnet18", "stem": "imagenet", "network": "teacher", "method": "byol", "step": 0}
+    >>> _ = save_backbone("teacher", network, smoothing={}, **saved)
+    >>> export("teacher.safetensors", "resnet18.pth", to="torchvision").num_tensors
+    120
     """
     destination = Path(destination)
     if to not in get_args(Format):

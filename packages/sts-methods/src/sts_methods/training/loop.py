@@ -45,6 +45,11 @@ def fit(
 
     Each step, as in the paper's algorithm: the loss of the student against the teacher, an optimizer step of the
     student, an update of the teacher. A `method` or `data` of your own takes the place of the config's.
+
+    >>> config = TrainingConfig(method=ByolConfig(backbone="test_resnet"), data=DataConfig(image_size=12), steps=2)
+    >>> result = fit(config, LocalRuntime("runs/digits", progress=False))
+    >>> result.step, (result.folder / "teacher.safetensors").is_file()
+    (2, True)
     """
     run = Run(config, runtime, method=method, data=data)
     try:

@@ -117,7 +117,13 @@ def linear_probe(
     `train` and `test` are `Features`, or datasets that `backbone` turns into features (see `extract_features` for
     `features` and `cache`). With `config.augment`, `train` is a dataset of PIL images or normalised tensors that the
     backbone sees freshly cropped in every epoch (read once more before, for its labels, where it has no `targets`).
-    With `state_file`, a killed SGD run resumes after its last evaluation.
+    With `state_file`, a killed SGD run resumes after its last evaluation. `config` is a protocol, such as
+    `fast_protocol()`, `moco_protocol()` or `byol_protocol()`; `device` is where features and classifiers are computed.
+
+    >>> labels = torch.arange(100) % 2
+    >>> train = test = Features(torch.stack([labels, 1 - labels], dim=1), labels)
+    >>> linear_probe(train, test, fast_protocol()).entries("teacher")[0]["value"]
+    100.0
     """
     config = config or LinearProbeConfig()
     with unchanged(backbone if backbone is not None else nn.Identity()):
