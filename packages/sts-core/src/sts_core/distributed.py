@@ -16,24 +16,10 @@ from torch import Tensor
 from sts_core.errors import RankMismatchError
 
 __all__ = [
-    "agree",
-    "average_over_ranks_",
-    "barrier",
-    "broadcast_object",
-    "checksum",
-    "communication_device",
-    "differentiable_sum",
-    "gather_batch",
-    "gather_lists",
-    "gather_objects",
-    "is_parallel",
-    "rank",
-    "statistics_group",
-    "sum_over_ranks",
-    "sum_over_ranks_",
-    "verify_ranks",
-    "world_size",
-]
+    "agree", "average_over_ranks_", "barrier", "broadcast_object", "checksum", "communication_device",
+    "differentiable_sum", "gather_batch", "gather_lists", "gather_objects", "is_parallel", "rank", "statistics_group",
+    "sum_over_ranks", "sum_over_ranks_", "verify_ranks", "world_size",
+]  # fmt: skip
 
 T = TypeVar("T")
 

@@ -15,20 +15,9 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Any
 
 __all__ = [
-    "added",
-    "first_name",
-    "flattened",
-    "former_names",
-    "formerly",
-    "free",
-    "incidental",
-    "incidental_names",
-    "is_digested",
-    "is_free",
-    "is_incidental",
-    "outcome_relevant",
-    "with_present_names",
-]
+    "added", "first_name", "flattened", "former_names", "formerly", "free", "incidental", "incidental_names",
+    "is_digested", "is_free", "is_incidental", "outcome_relevant", "with_present_names",
+]  # fmt: skip
 
 _INCIDENTAL, _FREE, _FORMERLY, _ADDED = "incidental", "free", "formerly", "added"
 

@@ -6,13 +6,6 @@ from sts_eval.detection.transfer import DetectionResult, detection_transfer
 from sts_eval.detection.voc import VOC_CLASSES, VocSplit, read_voc_split
 
 __all__ = [
-    "VOC_CLASSES",
-    "DetectionConfig",
-    "DetectionResult",
-    "Detections",
-    "VocScores",
-    "VocSplit",
-    "detection_transfer",
-    "evaluate_voc",
-    "read_voc_split",
-]
+    "VOC_CLASSES", "DetectionConfig", "DetectionResult", "Detections", "VocScores", "VocSplit", "detection_transfer",
+    "evaluate_voc", "read_voc_split",
+]  # fmt: skip

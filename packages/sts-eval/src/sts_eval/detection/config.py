@@ -111,10 +111,7 @@ class DetectionConfig:
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(Backend):
-            raise ConfigError(
-                f"backend must be detectron2 or torchvision, got {self.backend!r}",
-                fields=("backend",),
-            )
+            raise ConfigError(f"backend must be detectron2 or torchvision, got {self.backend!r}", fields=("backend",))
         _check_splits((*self.train_splits, self.test_split))
         for name in ("train_sizes", "anchor_sizes", "anchor_ratios", "train_splits"):
             _check_sequence(name, getattr(self, name))

@@ -38,8 +38,7 @@ class FeatureConfig:
             )
         if self.precision not in ("float32", "bfloat16", "float16"):
             raise ConfigError(
-                f"precision must be float32, bfloat16 or float16, got {self.precision!r}",
-                fields=("precision",),
+                f"precision must be float32, bfloat16 or float16, got {self.precision!r}", fields=("precision",)
             )
 
 

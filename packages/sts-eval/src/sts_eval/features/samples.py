@@ -128,12 +128,7 @@ def check_same_classes(train: tuple[str, ...] | None, test: tuple[str, ...] | No
 
 
 def check_labels(
-    labels: Tensor,
-    num_classes: int,
-    *,
-    split: str,
-    names: tuple[str, ...] | None = None,
-    allow_missing: bool = False,
+    labels: Tensor, num_classes: int, *, split: str, names: tuple[str, ...] | None = None, allow_missing: bool = False
 ) -> None:
     """Raise unless `labels` lie in [0, num_classes) and, where that is asked for, each class occurs."""
     if len(labels) == 0:

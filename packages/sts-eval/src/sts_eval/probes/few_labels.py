@@ -68,11 +68,7 @@ class FewLabelsResult:
 
 
 def classification_accuracy(
-    model: nn.Module,
-    dataset: Any,
-    config: FeatureConfig | None = None,
-    *,
-    device: torch.device | str | None = None,
+    model: nn.Module, dataset: Any, config: FeatureConfig | None = None, *, device: torch.device | str | None = None
 ) -> dict[int, float]:
     """Percent correct by k of a classifier that maps images to logits, which is left as it was."""
     config = config or FeatureConfig()

@@ -86,11 +86,7 @@ class NeighboursResult:
 
 
 def nearest_neighbours(
-    train: Features,
-    test: Features,
-    config: NeighboursConfig | None = None,
-    *,
-    device: torch.device | str = "cpu",
+    train: Features, test: Features, config: NeighboursConfig | None = None, *, device: torch.device | str = "cpu"
 ) -> NeighboursResult:
     """Classify each test feature by a vote of its k most similar training features.
 

@@ -212,10 +212,7 @@ for _record in (
         num_images=1_281_167,  # if it is ImageNet
     ),
     DatasetRecord(
-        name="images",
-        about="a folder of images without labels",
-        open=_on_disk(unlabelled_images),
-        labelled=False,
+        name="images", about="a folder of images without labels", open=_on_disk(unlabelled_images), labelled=False
     ),
     DatasetRecord(name="arrays", about="an npz file", open=_on_disk(arrays), labelled=None),
 ):

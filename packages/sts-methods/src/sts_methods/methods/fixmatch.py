@@ -47,8 +47,7 @@ class FixMatchConfig:
             )
         if self.pseudo_labels not in get_args(Network):
             raise ConfigError(
-                f'pseudo_labels must be "student" or "teacher", got {self.pseudo_labels!r}',
-                fields=("pseudo_labels",),
+                f'pseudo_labels must be "student" or "teacher", got {self.pseudo_labels!r}', fields=("pseudo_labels",)
             )
         if self.labelled_order not in get_args(LabelledOrder):
             raise ConfigError(

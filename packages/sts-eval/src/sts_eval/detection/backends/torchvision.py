@@ -66,11 +66,7 @@ class TorchvisionDetector(Detector):
     def _to_targets(self, samples: Sequence[Sample]) -> list[dict[str, torch.Tensor]]:
         device = self.pixel_mean.device
         return [
-            {
-                "boxes": sample.boxes.to(device),
-                "labels": sample.classes.to(device),
-                "key": torch.tensor(sample.key),
-            }
+            {"boxes": sample.boxes.to(device), "labels": sample.classes.to(device), "key": torch.tensor(sample.key)}
             for sample in samples
         ]
 

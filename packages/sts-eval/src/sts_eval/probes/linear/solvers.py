@@ -51,12 +51,7 @@ def standardise(values: Tensor) -> Standardisation:
 
 
 def softmax_regression(
-    values: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    regularisations: Sequence[float],
-    *,
-    tolerance: float = TOLERANCE,
+    values: Tensor, labels: Tensor, num_classes: int, regularisations: Sequence[float], *, tolerance: float = TOLERANCE
 ) -> list[tuple[Tensor, Tensor]]:
     """Weights [C, D] and biases [C] in the units of `values`, one pair per λ, in the order given.
 
