@@ -1,0 +1,38 @@
+"""Whole training steps of each method on null GPUs: alone and as rank 0 of 8, in every precision."""
+
+from typing import Any
+
+import pytest
+
+from tests.null_gpu import machine
+from tests.null_gpu.methods import METHODS
+
+BOTH = {"teacher.safetensors", "student.safetensors"}
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Device mix-ups, CPU tensors given to NCCL and operations without a CUDA kernel raise in here."""
+    return machine.answer("tests.null_gpu.run_steps", request.param)
+
+
+def test_a_step_runs_on_the_device(found: dict[str, Any]) -> None:
+    assert set(found["steps"]) == {f"{n} {kind}" for n in (1, 8) for kind in ("float32", "bfloat16", "float16")}
+    for case, step in found["steps"].items():
+        assert step["gradients"]["operations"] > 50, case
+        assert step["teacher"]["kinds"].get("triton", 0) > 0, case
+
+
+def test_only_several_ranks_communicate(found: dict[str, Any]) -> None:
+    sent = {case: sum(phase["collectives"] for phase in step.values()) for case, step in found["steps"].items()}
+    assert {case: num > 0 for case, num in sent.items()} == {case: case.startswith("8") for case in sent}
+
+
+@pytest.mark.parametrize("world_size", ["1", "8"])
+def test_a_run_with_a_bank_and_drift_verifies_saves_dies_and_resumes(found: dict[str, Any], world_size: str) -> None:
+    run = found["everything"][world_size]
+    assert (run["resumed_at"], run["step"]) == (5, 8)
+    assert run["drift"] == ["output_drift", "parameter_drift"]
+    assert run["devices"] == ["cuda:0"]
+    assert run["unequal"] == []
+    assert set(run["files"]) == BOTH | {"bank/first.safetensors", "bank/second.safetensors"}

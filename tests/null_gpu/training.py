@@ -1,0 +1,115 @@
+"""Training runs of `sts_methods.fit` on null GPUs, counted phase by phase: read inside their process."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from sts_core import Precision, spatial_temporal_smoothing
+from sts_core.kernels import triton
+from sts_methods import (
+    ByolConfig,
+    DataConfig,
+    DinoConfig,
+    FixMatchConfig,
+    LocalRuntime,
+    MeanTeacherConfig,
+    MethodConfig,
+    MoCoConfig,
+    OptimizerConfig,
+    TrainingConfig,
+    TrainingData,
+)
+from sts_methods.training.failure_checks import Guard
+from sts_methods.training.learner import Learner
+from sts_methods.training.run import Run
+from tests.null_gpu.counters import answer, counted
+
+Step = dict[str, dict[str, Any]]
+"""The counts of a training step by phase."""
+_PHASES = {
+    "gradients": (Learner, "accumulate_gradients"),
+    "guard": (Guard, "accepts"),
+    "student": (Learner, "update_student"),
+    "teacher": (Learner, "update_teacher"),
+    "end": (Run, "end_step"),
+}
+
+
+def method_config(name: str, *, world_size: int) -> MethodConfig:
+    """The method on a network that is small and has all kinds of layers."""
+    makers: dict[str, Callable[[], MethodConfig]] = {
+        "byol": lambda: ByolConfig(backbone="test_resnet", hidden_dim=64, projection_dim=16),
+        "moco": lambda: MoCoConfig(backbone="test_resnet", dim=16, queue_size=256, bn_groups=world_size),
+        "fixmatch": lambda: FixMatchConfig(backbone="wrn_28_2", num_classes=10),
+        "mean_teacher": lambda: MeanTeacherConfig(backbone="wrn_28_2", num_classes=10),
+        "dino": lambda: DinoConfig(backbone="test_vit", num_prototypes=64),
+    }
+    return makers[name]()
+
+
+def training_config(name: str, *, world_size: int, precision: Precision = "float32", **changes: Any) -> TrainingConfig:
+    """A few steps of a method on digits, 8 images on each GPU."""
+    labels = {"num_labels": 40, "unlabelled_ratio": 2} if name in ("fixmatch", "mean_teacher") else {}
+    values: dict[str, Any] = {
+        "method": method_config(name, world_size=world_size),
+        "smoothing": spatial_temporal_smoothing(0.99, 0.7, buffers="copy" if name == "fixmatch" else "keep"),
+        "data": DataConfig(image_size=32, views=name, num_local_crops=2, **labels),
+        "optimizer": OptimizerConfig(name="adamw" if name == "dino" else "sgd"),
+        "global_batch_size": 8 * world_size,
+        "steps": 4,
+        "precision": precision,
+        "checkpoint_every_steps": None,
+        "log_every_steps": 1000,
+        "verify_ranks_every_steps": None,
+    }
+    return TrainingConfig(**(values | changes))
+
+
+def runtime(folder: Path) -> LocalRuntime:
+    return LocalRuntime(folder, device="cuda:0", progress=False)
+
+
+@contextmanager
+def counted_steps() -> Iterator[list[Step]]:
+    """The counts of the steps that `fit` takes inside."""
+    steps: list[Step] = []
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(triton, "_problem", lambda device: ""))  # its trial needs a kernel that runs
+        stack.enter_context(patch.object(TrainingData, "steps", _counted_batches(TrainingData.steps, steps)))
+        stack.enter_context(patch.object(Guard, "check_weights", _finite(Guard.check_weights)))
+        for phase, (owner, name) in _PHASES.items():
+            stack.enter_context(patch.object(owner, name, _counted(getattr(owner, name), phase, steps)))
+        yield steps
+
+
+def _finite(check: Callable[..., None]) -> Callable[..., None]:
+    """It asks whether all weights are finite, where 0 would mean no."""
+
+    def call(*arguments: Any) -> None:
+        answer(1)
+        check(*arguments)
+        answer(0)
+
+    return call
+
+
+def _counted(function: Callable[..., Any], phase: str, steps: list[Step]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        with counted(steps[-1], phase):
+            return function(*arguments, **named)
+
+    return call
+
+
+def _counted_batches(make: Callable[..., Iterator[Any]], steps: list[Step]) -> Callable[..., Iterator[Any]]:
+    def batches(*arguments: Any, **named: Any) -> Iterator[Any]:
+        made = make(*arguments, **named)
+        while True:
+            steps.append({})
+            with counted(steps[-1], "data"):
+                batch = next(made)
+            yield batch
+
+    return batches
