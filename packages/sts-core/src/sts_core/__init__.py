@@ -11,7 +11,9 @@ from sts_core.config import (
     Precision,
     SmoothingConfig,
     effective_momentum,
+    next_noise_variance,
     no_smoothing,
+    noise_std,
     spatial_ensemble,
     spatial_temporal_smoothing,
     temporal_moving_average,
@@ -35,7 +37,6 @@ from sts_core.schedules import (
     warmup_momentum,
 )
 from sts_core.smoother import Smoother
-from sts_core.theory import next_noise_variance, noise_std
 
 __version__ = "0.1.0"
 

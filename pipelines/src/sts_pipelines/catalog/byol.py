@@ -3,14 +3,11 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sts_pipelines.catalog.registry import named, note_on_se
+from sts_pipelines.catalog.families import EIGHT_GPUS, TWO_CORES, imagenet_rows, in_small
+from sts_pipelines.catalog.registry import named
 
 if TYPE_CHECKING:
-    from sts_pipelines.catalog.configs import Dataset
     from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
-
-EIGHT_GPUS = "8 GPUs, 11 GB each"
-TWO_CORES = "2 CPU cores"
 
 # (m, p): TMA .99 and STS p = .7 as in the STS repo; for SE see `note_on_se`.
 IMAGENET = {"none": (0.0, 0.0), "se": (0.0, 0.999), "tma": (0.99, 0.0), "sts": (0.99, 0.7)}
@@ -18,29 +15,14 @@ IMAGENET = {"none": (0.0, 0.0), "se": (0.0, 0.999), "tma": (0.99, 0.0), "sts": (
 SMALL = {"none": (0.0, 0.0), "se": (0.0, 0.9), "tma": (0.9, 0.0), "sts": (0.9, 0.7)}
 
 
-def _imagenet(smoothing: str) -> None:
-    name = f"byol-imagenet-200ep-{smoothing}"
-    table = "effect of SE" if smoothing in ("none", "se") else "effect of STS"
-    row = "BYOL none" if smoothing == "none" else f"BYOL {smoothing.upper()}"
-    number = (table.lower().replace(" ", "-"), row, "top-1")
-
-    @named(name, paper=f"{table}: BYOL, {smoothing}", hardware=EIGHT_GPUS, hours="?", published=number)
-    def build() -> "PipelineConfig":
-        from sts_pipelines.catalog.configs import byol_imagenet
-
-        m, p = IMAGENET[smoothing]
-        return byol_imagenet(name, epochs=200, m=m, p=p)
-
-    build.__doc__ = f"""BYOL, ResNet-50, 200 epochs of ImageNet, {smoothing}.
-
-    sts run {name} --data.root /data/imagenet
-
-    Hardware: {EIGHT_GPUS} (paper: 8 RTX 2080). Time: not measured. Expect {{expected}}.{note_on_se(smoothing)}
-    """
-
-
-for _smoothing in IMAGENET:
-    _imagenet(_smoothing)
+imagenet_rows(
+    "byol",
+    "BYOL",
+    IMAGENET,
+    hours="?",
+    hardware=f"{EIGHT_GPUS} (paper: 8 RTX 2080)",
+    about="Time: not measured. Expect {expected}.",
+)
 
 
 def _long(epochs: int) -> None:
@@ -154,26 +136,4 @@ def _drift(base: "PipelineConfig", strength: float, *, stop: int) -> "Comparison
     return ComparisonConfig(pipeline=replace(base, training=training), variants=variants)
 
 
-def _small(dataset: "Dataset", smoothing: str, hours: str) -> None:
-    name = f"byol-{dataset}-{smoothing}"
-
-    @named(name, paper=f"effect of SE and STS, in small: {smoothing}", hardware=TWO_CORES, hours=hours)
-    def build() -> "PipelineConfig":
-        from sts_pipelines.catalog.configs import byol_small
-
-        m, p = SMALL[smoothing]
-        return byol_small(name, dataset=dataset, m=m, p=p)
-
-    root = "" if dataset == "digits" else " --data.root data"
-    build.__doc__ = f"""BYOL on {dataset}, a small ResNet, {smoothing}.
-
-    sts run {name}{root}
-
-    Hardware: two CPU cores. Time: about {float(hours) * 60:.0f} minutes. Expect a teacher that beats random features.
-    """
-
-
-_SMALL_HOURS: "dict[Dataset, str]" = {"digits": "0.02", "cifar10": "0.3"}
-for _small_dataset, _hours in _SMALL_HOURS.items():
-    for _smoothing in SMALL:
-        _small(_small_dataset, _smoothing, _hours)
+in_small("byol", "BYOL", SMALL, hours={"digits": "0.02", "cifar10": "0.3"})

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Literal
 
+from sts_pipelines.catalog.families import in_small
 from sts_pipelines.catalog.registry import named
 
 if TYPE_CHECKING:
-    from sts_pipelines.catalog.configs import Dataset
     from sts_pipelines.config.pipeline import PipelineConfig
 
 # (m, p): .999 is google's EMA; p = .5 the paper's.
@@ -46,27 +46,6 @@ for _dataset, _counts in LABELS.items():
             _paper(_dataset, _labels, _smoothing)
 
 
-def _small(dataset: "Dataset", smoothing: str, hours: str) -> None:
-    name = f"fixmatch-{dataset}-{smoothing}"
-    labels = 40 if dataset == "digits" else 250
-
-    @named(name, paper=f"FixMatch, in small: {smoothing}", hardware="2 CPU cores", hours=hours)
-    def build() -> "PipelineConfig":
-        from sts_pipelines.catalog.configs import fixmatch_small
-
-        m, p = SMALL[smoothing]
-        return fixmatch_small(name, dataset=dataset, labels=labels, m=m, p=p)
-
-    root = "" if dataset == "digits" else " --data.root data"
-    build.__doc__ = f"""FixMatch on {dataset} with {labels} labels, a small ResNet, {smoothing}.
-
-    sts run {name}{root}
-
-    Hardware: two CPU cores. Time: about {float(hours) * 60:.0f} minutes. Expect more than the labels alone give.
-    """
-
-
-_SMALL_HOURS: "dict[Dataset, str]" = {"digits": "0.02", "cifar10": "0.2"}
-for _small_dataset, _hours in _SMALL_HOURS.items():
-    for _smoothing in SMALL:
-        _small(_small_dataset, _smoothing, _hours)
+in_small(
+    "fixmatch", "FixMatch", SMALL, hours={"digits": "0.02", "cifar10": "0.2"}, labels={"digits": 40, "cifar10": 250}
+)

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from sts_pipelines.catalog.families import EIGHT_GPUS, TWO_CORES
 from sts_pipelines.catalog.registry import named, note_on_se
 
 if TYPE_CHECKING:
     from sts_pipelines.config.pipeline import PipelineConfig, SweepConfig
 
-EIGHT_GPUS = "8 GPUs, 11 GB each"
-TWO_CORES = "2 CPU cores"
 METRIC = "linear/teacher/top1"  # what the paper's figure and table show
 # The granularity table: SE and STS at p = .7 and .999 of the BYOL runs, each by layer, channel and neuron.
 GRANULARITIES: tuple[Literal["layer", "channel", "neuron"], ...] = ("layer", "channel", "neuron")
