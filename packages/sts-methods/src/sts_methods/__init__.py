@@ -13,10 +13,14 @@ from sts_methods.methods.base import MethodConfig, MethodRecord, StepResult, Stu
 from sts_methods.methods.byol import Byol, ByolConfig
 from sts_methods.methods.dino import Dino, DinoConfig
 from sts_methods.methods.fixmatch import FixMatch, FixMatchConfig
+from sts_methods.methods.health import health_metrics
+from sts_methods.methods.losses import cosine_distance
 from sts_methods.methods.mean_teacher import MeanTeacher, MeanTeacherConfig
 from sts_methods.methods.moco import MoCo, MoCoConfig
 from sts_methods.methods.registry import METHODS, build_method, method_record, register_method
-from sts_methods.networks.backbones import build_backbone
+from sts_methods.networks.backbones import Stem, build_backbone, num_features
+from sts_methods.networks.batch_norm import each_apart, use_cross_rank_batch_norm
+from sts_methods.networks.heads import Encoder, initialised_from, linear_classifier, norm_mlp
 from sts_methods.runs.backbone_files import load_backbone, save_backbone, verify_backbone
 from sts_methods.runs.checkpoint import CheckpointStore, read_checkpoint, read_manifest, write_checkpoint
 from sts_methods.runs.export import ExportReport, export
@@ -42,14 +46,16 @@ from sts_methods.views.specs import (
 
 __all__ = [
     "METHODS", "Batch", "Byol", "ByolConfig", "CheckpointError", "CheckpointStore", "CollapseError", "CropView",
-    "DataConfig", "DatasetRecord", "Dino", "DinoConfig", "ExportReport", "FixMatch", "FixMatchConfig", "ImageArrays",
-    "ImageFiles", "ImageReadError", "LabelSplit", "LocalRuntime", "MeanTeacher", "MeanTeacherConfig", "MethodConfig",
-    "MethodRecord", "MetricsLog", "MoCo", "MoCoConfig", "NonFiniteLossError", "OptimizerConfig", "ProgressDisplay",
-    "RankMismatchError", "RunListener", "RunPlan", "Runtime", "Split", "StepResult", "StrongView",
-    "StudentTeacherMethod", "TrainingConfig", "TrainingData", "TrainingResult", "ViewsRecord", "WeakView",
-    "build_backbone", "build_method", "build_optimizer", "build_training_data", "dataset_record", "default_device",
-    "describe_training", "evaluation_data", "export", "fit", "format_seconds", "label_split", "learning_rate",
-    "load_backbone", "method_record", "multi_crop", "open_source", "read_checkpoint", "read_manifest", "recipes",
-    "register_dataset", "register_method", "register_views", "save_backbone", "set_learning_rate_", "two_views",
-    "two_weak_views", "verify_backbone", "weak_and_strong", "write_checkpoint",
+    "DataConfig", "DatasetRecord", "Dino", "DinoConfig", "Encoder", "ExportReport", "FixMatch", "FixMatchConfig",
+    "ImageArrays", "ImageFiles", "ImageReadError", "LabelSplit", "LocalRuntime", "MeanTeacher", "MeanTeacherConfig",
+    "MethodConfig", "MethodRecord", "MetricsLog", "MoCo", "MoCoConfig", "NonFiniteLossError", "OptimizerConfig",
+    "ProgressDisplay", "RankMismatchError", "RunListener", "RunPlan", "Runtime", "Split", "Stem", "StepResult",
+    "StrongView", "StudentTeacherMethod", "TrainingConfig", "TrainingData", "TrainingResult", "ViewsRecord",
+    "WeakView", "build_backbone", "build_method", "build_optimizer", "build_training_data", "cosine_distance",
+    "dataset_record", "default_device", "describe_training", "each_apart", "evaluation_data", "export", "fit",
+    "format_seconds", "health_metrics", "initialised_from", "label_split", "learning_rate", "linear_classifier",
+    "load_backbone", "method_record", "multi_crop", "norm_mlp", "num_features", "open_source", "read_checkpoint",
+    "read_manifest", "recipes", "register_dataset", "register_method", "register_views", "save_backbone",
+    "set_learning_rate_", "two_views", "two_weak_views", "use_cross_rank_batch_norm", "verify_backbone",
+    "weak_and_strong", "write_checkpoint",
 ]  # fmt: skip

@@ -2,5 +2,8 @@
 
 from sts_pipelines.catalog import byol, fixmatch, moco, quickstart, sweeps  # noqa: F401 - they enter their names
 from sts_pipelines.catalog.registry import CATALOG, Entry
+from sts_pipelines.plugins import load_pipelines
+
+load_pipelines()
 
 __all__ = ["CATALOG", "Entry"]

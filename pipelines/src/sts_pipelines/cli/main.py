@@ -1,4 +1,4 @@
-"""The `sts` command: ten verbs, one file each; a user's mistake ends in one line and exit code 2.
+"""The `sts` command: one file for each verb; a user's mistake ends in one line and exit code 2.
 
 Nothing here imports torch or ray: the handlers do, when they run, so that `sts list` and `--help` answer at once.
 """
@@ -13,6 +13,7 @@ from typing import NoReturn
 from sts_pipelines import __version__
 from sts_pipelines.cli.interrupts import end_promptly
 from sts_pipelines.cli.verbs import VERBS
+from sts_pipelines.plugins import also_import
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,6 +32,9 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sts {__version__}")
+    parser.add_argument(
+        "--import", metavar="MODULE", help="import a module first, which registers methods, pipelines and the like"
+    )
     choices = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     by_name: dict[str, argparse.ArgumentParser] = {}
     for name, verb in VERBS.items():
@@ -70,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; without `argv` it is this process's command, which Ctrl-C must end."""
     if argv is None:
         end_promptly()
-    tokens = list(sys.argv[1:] if argv is None else argv)
+    modules, tokens = split_imports(sys.argv[1:] if argv is None else argv)
     parser, by_name = build_parser()
     overrides: list[str] = []
     if tokens and tokens[0] in VERBS and VERBS[tokens[0]].TAKES_OVERRIDES:
@@ -80,11 +84,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args(tokens)
     except SystemExit as finished:  # argparse leaves this way after --help and after an error
         return int(finished.code or 0)
-    return _run(VERBS[arguments.verb], arguments, overrides)
+    return _run(VERBS[arguments.verb], arguments, overrides, modules)
 
 
-def _run(verb: ModuleType, arguments: argparse.Namespace, overrides: list[str]) -> int:
+def split_imports(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The modules that `--import` names, wherever it stands, and the other tokens."""
+    modules: list[str] = []
+    others: list[str] = []
+    pending = list(tokens)
+    while pending:
+        token = pending.pop(0)
+        flag, equals, value = token.partition("=")
+        if flag != "--import" or not (equals or pending):
+            others.append(token)
+        else:
+            modules.append(value if equals else pending.pop(0))
+    return modules, others
+
+
+def _run(verb: ModuleType, arguments: argparse.Namespace, overrides: list[str], modules: Sequence[str]) -> int:
     try:
+        if modules:
+            also_import(modules)
         return int(verb.run(arguments, overrides))
     except KeyboardInterrupt:
         print("sts: stopped; the same command continues from the newest checkpoint", file=sys.stderr)

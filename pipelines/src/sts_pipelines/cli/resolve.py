@@ -11,6 +11,7 @@ from sts_pipelines.config.pipeline import AnyPipeline, ComparisonConfig, Pipelin
 from sts_pipelines.config.plain import from_dict, kind_of, to_dict
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import SchemaError, UsageError
+from sts_pipelines.plugins import load_records
 
 KINDS: dict[str, type] = {kind_of(cls): cls for cls in (PipelineConfig, ComparisonConfig, SweepConfig)}
 
@@ -56,6 +57,7 @@ def _refuse_overrides_without_effect(target: str, cls: type, overrides: Sequence
 
 
 def _load(target: str) -> tuple[type, dict[str, Any]]:
+    load_records()
     if target in CATALOG:
         config = CATALOG[target].build()
         return type(config), to_dict(config)

@@ -22,6 +22,7 @@ from sts_core.fields import first_name, flattened, former_names, is_digested
 from sts_methods import METHODS
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import SchemaError, UsageError
+from sts_pipelines.plugins import load_records
 
 C = TypeVar("C")
 _INVALID: Any = object()
@@ -138,6 +139,7 @@ def section_type(cls: type, name: str, section: Any) -> type | None:
 
 def _types(cls: type) -> dict[str, Any]:
     """The type of each field; one with the metadata `choices` may be what is registered there at present."""
+    load_records()
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if choices := field.metadata.get("choices"):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sts_core import StsError
+from sts_pipelines import plugins
 from sts_pipelines.config.pipeline import ClusterConfig
 from sts_pipelines.errors import ClusterError, RunError, UsageError, WorkersError, first_line
 from sts_pipelines.launch.daemons import reaped, watched
@@ -107,8 +108,9 @@ def _connect(config: ClusterConfig) -> None:
     address = str(config.address)
     _check_reachable(address)
     # For the actor that frees a stopped trial's resources, on a head node with several clusters (see _only_cluster).
-    named = address != "auto" and "://" not in address
-    runtime_env = {"env_vars": {"RAY_ADDRESS": address}} if named else None
+    named = {"RAY_ADDRESS": address} if address != "auto" and "://" not in address else {}
+    imports = {plugins.VARIABLE: os.environ[plugins.VARIABLE]} if plugins.VARIABLE in os.environ else {}
+    runtime_env = {"env_vars": named | imports}
     try:
         ray.init(address=config.address, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # no cluster there, or one of another version

@@ -2,7 +2,20 @@
 
 from types import ModuleType
 
-from sts_pipelines.cli.verbs import check, doctor, evaluate, export, list_, report, run, show, study, sweep
+from sts_pipelines.cli.verbs import (
+    check,
+    completion,
+    doctor,
+    evaluate,
+    export,
+    list_,
+    new,
+    report,
+    run,
+    show,
+    study,
+    sweep,
+)
 
 VERBS: dict[str, ModuleType] = {
     "list": list_,
@@ -15,4 +28,6 @@ VERBS: dict[str, ModuleType] = {
     "export": export,
     "report": report,
     "doctor": doctor,
+    "new": new,
+    "completion": completion,
 }

@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.diagnostics.doctor import examine
+    from sts_pipelines.plugins import load_records
 
+    load_records()
     text, healthy = examine(arguments.path)
     print(text)
     return 0 if healthy else 1

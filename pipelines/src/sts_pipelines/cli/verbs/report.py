@@ -25,7 +25,9 @@ def report_folders(folders: Sequence[str], *, against_paper: bool = False, outpu
     """One report of several runs."""
     from sts_eval import write_report
     from sts_pipelines.config.run_folder import describe_old_run, run_folders
+    from sts_pipelines.plugins import load_records
 
+    load_records()
     runs = [run for folder in folders for run in run_folders(folder, "*/config.json", "*/training.json")]
     target = Path(output) if output else Path(folders[0]) / "report"
     _, page = write_report(runs, target, against_paper=against_paper, describe=describe_old_run)

@@ -1,0 +1,1 @@
+"""SimSiam with a smoothed teacher: a method, its views, a dataset, an evaluation and two pipelines."""
