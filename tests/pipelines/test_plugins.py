@@ -37,7 +37,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Sts:
     folder = tmp_path_factory.mktemp("simsiam")
     for step in (
         [UV, "build", "--quiet", "--wheel", "--out-dir", folder / "wheels", SIMSIAM],
-        [UV, "pip", "install", "--quiet", "--no-deps", "--target", folder / "site", "--find-links", folder / "wheels"],
+        [UV, "pip", "install", "--quiet", "--no-deps", "--target", folder / "site"],
     ):
         wheel = [] if "build" in step else list((folder / "wheels").glob("*.whl"))
         done = processes.run([*step, *wheel], cwd=folder)

@@ -31,10 +31,21 @@ def test_versions_are_in_lock_step() -> None:
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
-def test_a_package_has_its_readme_changelog_and_types(folder: Path) -> None:
-    assert (folder / "CHANGELOG.md").read_text().startswith("# Changelog")
+def test_a_package_has_its_readme_and_types(folder: Path) -> None:
     assert len((folder / "README.md").read_text().splitlines()) > 20
     assert list(folder.glob("src/*/py.typed"))
+
+
+def test_citation_and_changelog_are_of_this_version() -> None:
+    version = project(ROOT)["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{version}]\n" in (ROOT / ".github/CHANGELOG.md").read_text()
+
+
+def test_nothing_else_lies_at_the_top() -> None:
+    top = {path.relative_to(ROOT).parts[0] for path in tracked()}
+    expected = {"pyproject.toml", "README.md", "packages", "pipelines", "tests", "ci", "LICENSE", "CITATION.cff"}
+    assert {name for name in top if not name.startswith(".")} == expected
 
 
 def tracked() -> list[Path]:
