@@ -251,7 +251,7 @@ def test_the_table_and_the_csv_name_every_cell(tmp_path: Path, capsys: pytest.Ca
     found = outcomes(tmp_path, trials_of(recipe), metric="knn/teacher/top1")
     write_outcomes(found, tmp_path, metric="knn/teacher/top1")
     lines = (tmp_path / "sweep.csv").read_text().splitlines()
-    assert lines[0] == "cell,m,p,granularity,m_eff,control,knn/teacher/top1,images_per_second,note"
+    assert lines[0] == "trial,m,p,granularity,m_eff,control,knn/teacher/top1,images_per_second,note"
     assert len(lines) == 1 + len(found)
     assert "m0.95-p0,0.95,0,layer,0.95,yes,,,no results" in lines
     assert "m0.9-p0.5" in capsys.readouterr().out

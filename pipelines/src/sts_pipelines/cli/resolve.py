@@ -7,8 +7,8 @@ from typing import Any
 
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.config.flags import Flag, read_flags, set_flags
-from sts_pipelines.config.pipeline import AnyPipeline, ComparisonConfig, PipelineConfig, SweepConfig
-from sts_pipelines.config.plain import from_dict, kind_of, to_dict
+from sts_pipelines.config.pipeline import AXES, AnyPipeline, ComparisonConfig, PipelineConfig, SweepConfig
+from sts_pipelines.config.plain import BareFlag, from_dict, kind_of, to_dict
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import SchemaError, UsageError
 from sts_pipelines.plugins import load_records
@@ -16,9 +16,12 @@ from sts_pipelines.plugins import load_records
 KINDS: dict[str, type] = {kind_of(cls): cls for cls in (PipelineConfig, ComparisonConfig, SweepConfig)}
 
 
-def resolve(target: str, overrides: Sequence[str] = ()) -> AnyPipeline:
-    """The config called `target` with `overrides` applied."""
+def resolve(target: str, overrides: Sequence[str] = (), *, to_sweep: bool = False) -> AnyPipeline:
+    """The config called `target` with `overrides` applied; `to_sweep` makes a pipeline a sweep of what they vary."""
     cls, plain = _load(target)
+    if to_sweep and cls is PipelineConfig and any(flag.startswith("--sweep.") for flag in overrides):
+        others, overrides = _split_sweep(overrides)
+        cls, plain = SweepConfig, _one_cell(resolve(target, others))
     _refuse_overrides_without_effect(target, cls, overrides)
     flags = list(read_flags(overrides))
     try:
@@ -28,6 +31,25 @@ def resolve(target: str, overrides: Sequence[str] = ()) -> AnyPipeline:
             _with_place(target, _problems(cls, plain, flags), of_file=_problems(cls, plain, []))
         ) from None
     return config
+
+
+def _split_sweep(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The overrides of a pipeline, and those of what a sweep of it varies."""
+    parts: tuple[list[str], list[str]] = ([], [])
+    for path, text in read_flags(overrides):
+        value = [] if isinstance(text, BareFlag) else [str(text)]
+        parts[path[0] == "sweep"].extend([f"--{'.'.join(path)}", *value])
+    return parts
+
+
+def _one_cell(pipeline: AnyPipeline) -> dict[str, Any]:
+    """The plain form of a sweep that visits the pipeline's own teacher alone, ranked by its first evaluation."""
+    assert isinstance(pipeline, PipelineConfig)
+    smoothing = pipeline.training.smoothing
+    evaluations = pipeline.evaluation.after_training
+    ranking = next((name for name in ("knn", "linear", "few-labels") if name in evaluations), "knn")
+    over = {name: [getattr(smoothing, name.partition(".")[2])] for name in AXES}
+    return to_dict(pipeline) | {"sweep": {"over": over, "metric": f"{ranking}/teacher/top1"}}
 
 
 def _with_place(target: str, problems: Sequence[str], *, of_file: Sequence[str]) -> list[str]:

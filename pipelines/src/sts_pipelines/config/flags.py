@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sts_core.fields import flattened
-from sts_pipelines.config.plain import BareFlag, FlagText, old_names, paths, section_at, section_type
+from sts_pipelines.config.plain import BareFlag, FlagText, field_types, old_names, paths, section_at, section_type
 from sts_pipelines.errors import UsageError
 
 Flag = tuple[list[str], FlagText]
@@ -33,11 +33,26 @@ def set_flags(cls: type, plain: Mapping[str, Any], flags: Iterable[Flag]) -> dic
 def _set_(cls: type | None, section: dict[str, Any], path: Sequence[str], text: FlagText) -> None:
     name = path[0] if cls is None else _present_name_(section, path[0], cls)
     if len(path) == 1:
-        section[name] = text
+        section[name] = _with_entry(section.get(name), text) if cls is not None and _is_table(cls, name) else text
         return
     if not isinstance(section.get(name), dict):
         section[name] = _new_section(section)
     _set_(cls and section_type(cls, name, section[name]), section[name], path[1:], text)
+
+
+def _is_table(cls: type, name: str) -> bool:
+    """Whether a setting is a list of values for each of several names."""
+    annotation = field_types(cls).get(name)
+    origin = typing.get_origin(annotation)
+    lists = isinstance(origin, type) and issubclass(origin, Mapping)
+    return lists and typing.get_origin(typing.get_args(annotation)[1]) is tuple
+
+
+def _with_entry(table: Any, text: FlagText) -> Any:
+    """A table with what `name=a,b` says; the flag may be given once for each name."""
+    name, equals, values = text.partition("=")
+    present = dict(table) if isinstance(table, Mapping) else {}
+    return present | {name.replace("-", "_"): FlagText(values)} if equals else text
 
 
 def _present_name_(section: dict[str, Any], typed: str, cls: type) -> str:

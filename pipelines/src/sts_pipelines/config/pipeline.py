@@ -231,6 +231,17 @@ class ComparisonConfig:
         return local_folder(self.pipeline.cluster.storage_path, self.run_name)
 
 
+def _is_fraction(value: Any) -> bool:
+    try:
+        return 0 <= float(value) <= 1
+    except (TypeError, ValueError):
+        return False
+
+
+AXES = ("smoothing.momentum", "smoothing.preserve_probability", "smoothing.granularity")
+"""The fields of momenta, preserve_probabilities and granularities, for which `over` may stand in."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GridConfig:
     """Which teachers a sweep visits, and how."""
@@ -243,10 +254,14 @@ class GridConfig:
     """Values of the granularity."""
     cells: tuple[tuple[float, float], ...] = ()
     """Pairs (m, p), written [[0.9, 0.5], [0.99, 0.7]], to visit instead of momenta x preserve_probabilities."""
-    search: Literal["grid", "asha"] = "grid"
-    """Every cell to the end, or many samples of which ASHA stops the worse half early."""
+    over: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Further fields with their values, for every cell: --sweep.over optimizer.lr=0.03,0.1, once for each field."""
+    seeds: tuple[int, ...] = ()
+    """Seeds with which everything is trained, for means with intervals; without them the pipeline's own."""
+    search: Literal["grid", "random", "asha"] = "grid"
+    """Every cell, or random samples, to the end; or many samples of which ASHA stops the worse half early."""
     num_samples: int = 32
-    """Samples of a search; a grid has as many trials as cells."""
+    """Samples of a random or ASHA search; a grid has as many trials as cells."""
     coordinates: Literal["m-p", "m_eff-p"] = "m-p"
     """A search draws (m, p), or p and m_eff = 1 - (1-p)(1-m) and solves for m."""
     with_control: bool = False
@@ -267,11 +282,31 @@ class GridConfig:
             _require(value is None or value >= 1, f"{name} must be at least 1, got {value}", name)
         self._check_cells()
         self._check_metric()
+        self._check_over()
         if self.one_student and self.search != "grid":
             raise ConfigError(
-                "one_student needs search: grid, got asha: the bank holds every cell from the start",
+                f"one_student needs search: grid, got {self.search}: the bank holds every cell from the start",
                 fields=("one_student", "search"),
             )
+
+    def _check_over(self) -> None:
+        for name, values in self.over.items():
+            _require(bool(values), f"over: {name} needs at least one value", "over")
+        for name in AXES[:2]:
+            for value in self.over.get(name, ()):
+                _require(_is_fraction(value), f"over: {name} must be in [0, 1], got {value}", "over")
+        _require(
+            "seed" not in self.over, "over: seed is not a setting to choose, but one to average over: set seeds", "over"
+        )
+        _require(len(set(self.seeds)) == len(self.seeds), f"seeds must differ, got {self.seeds}", "seeds")
+        others = [*set(self.over) - set(AXES), *(["seeds"] if self.seeds else [])]
+        _require(
+            not (self.one_student and others),
+            f"one_student varies teachers alone, got {', '.join(others)}",
+            "one_student",
+            "over",
+            "seeds",
+        )
 
     def _check_cells(self) -> None:
         values: dict[str, Sequence[float]] = {
@@ -306,8 +341,8 @@ class GridConfig:
         _require(number in numbers, f"metric: {evaluation} measures {', '.join(numbers)}, got {number}", "metric")
         quick = [f"{one.name}/.../{one.metrics[0].name}" for one in measurable().values() if one.trains_nothing]
         _require(
-            self.search == "grid" or f"{evaluation}/.../{number}" in quick,
-            f"a search ranks trials by {' or '.join(quick)}, got metric {self.metric}",
+            self.search != "asha" or f"{evaluation}/.../{number}" in quick,
+            f"ASHA ranks trials by {' or '.join(quick)}, got metric {self.metric}",
             "search",
             "metric",
         )
@@ -321,7 +356,7 @@ class GridConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """A grid or a search over (m, p, granularity); every trial is a Ray Train run of the same pipeline."""
+    """A grid or a search over (m, p, granularity) and any other field; every trial is a Ray Train run."""
 
     pipeline: PipelineConfig = field(metadata={"flatten": True})
     """What all trials share."""

@@ -121,6 +121,17 @@ def paths(cls: type, plain: Mapping[str, Any], prefix: str = "") -> Iterator[str
             yield from paths(member, section if isinstance(section, Mapping) else {}, f"{prefix}{name}.")
 
 
+def digested_name(cls: type, plain: Mapping[str, Any], path: str) -> str:
+    """The dotted name under which digests know the setting at `path`."""
+    names = path.split(".")
+    found: list[str] = []
+    for depth in range(1, len(names) + 1):
+        holder = section_at(cls, plain, names[:depth])
+        first = {field.name: first_name(field) for field in dataclasses.fields(holder)}
+        found.append(first.get(names[depth - 1], names[depth - 1]))
+    return ".".join(found)
+
+
 def section_at(cls: type, plain: Mapping[str, Any], path: Sequence[str]) -> type:
     """The dataclass that holds the last name of `path`."""
     for name in path[:-1]:

@@ -30,7 +30,7 @@ def train_one_student(config: SweepConfig, trials: Sequence[Trial], folder: Path
     launch([job], name=student.run_name, folder=job.folder)
     _check_applied(job, trials, folder)
     for trial in trials:  # without a config.yaml, which would make it a run that can be evaluated again
-        told = describe_run(pipeline.with_smoothing(f"{pipeline.name}-{trial.name}", trial.smoothing))
+        told = describe_run(trial.pipeline_of(pipeline))
         write_atomically(folder / trial.name / "training.json", json.dumps(told, indent=1) + "\n")
 
 

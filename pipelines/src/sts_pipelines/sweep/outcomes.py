@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sts_core.files import write_atomically
-from sts_eval import read_results, write_report
+from sts_eval import estimate, read_results, write_report
 from sts_methods import MetricsLog, TrainingConfig
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.run_folder import describe_old_run
@@ -20,8 +20,6 @@ from sts_pipelines.launch.job import Job
 from sts_pipelines.sweep.trials import Trial, short
 from sts_pipelines.terminal import text_table, value_of
 
-# What differs between the trials of one sweep.
-SWEEP_NAMES = ("smoothing.momentum", "smoothing.preserve_probability", "smoothing.granularity")
 _FINISHED = "finished.json"
 
 
@@ -159,21 +157,38 @@ def write_outcomes(found: Sequence[Outcome], folder: Path, *, metric: str) -> No
     writer.writerows(rows)
     write_atomically(folder / "sweep.csv", text.getvalue())
     print(text_table(rows, {column: column for column in rows[0]}))
+    if any(outcome.trial.seed is not None for outcome in found):
+        means = _means(found, metric)
+        print(text_table(means, {column: column for column in means[0]}))
     print(f"table: {folder / 'sweep.csv'}")
     runs = [folder / outcome.trial.name for outcome in found if outcome.value is not None]
     if runs:
         print(f"report: {write_report(runs, folder / 'report', describe=describe_old_run)[1]}")
 
 
+def _means(found: Sequence[Outcome], metric: str) -> list[dict[str, str]]:
+    """The mean of every cell over its seeds with its 95 % interval, the best first."""
+    cells: dict[str, list[float]] = {}
+    for outcome in found:
+        cells.setdefault(outcome.trial.cell, []).extend([] if outcome.value is None else [outcome.value])
+    means = {cell: estimate(values) for cell, values in cells.items() if values}
+    ranked = sorted(means, key=lambda cell: -means[cell].mean)
+    return [{"cell": cell, f"{metric}, mean and 95 % interval": str(means[cell])} for cell in ranked]
+
+
 def _row(outcome: Outcome, metric: str) -> dict[str, str]:
     smoothing = outcome.trial.smoothing
+    trial = outcome.trial
+    seed = {} if trial.seed is None else {"seed": str(trial.seed)}
     return {
-        "cell": outcome.trial.name,
+        "trial": trial.name,
         "m": short(smoothing.momentum),
         "p": short(smoothing.preserve_probability),
         "granularity": smoothing.granularity,
         "m_eff": short(smoothing.effective_momentum),
-        "control": "yes" if outcome.trial.control else "",
+        **{name: str(value) for name, value in trial.settings.items()},
+        **seed,
+        "control": "yes" if trial.control else "",
         metric: "" if outcome.value is None else f"{outcome.value:.2f}",
         "images_per_second": "" if outcome.images_per_second is None else f"{outcome.images_per_second:.0f}",
         "note": outcome.error or (f"stopped at step {outcome.stopped_at}" if outcome.stopped_at is not None else ""),

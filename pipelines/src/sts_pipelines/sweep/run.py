@@ -1,4 +1,4 @@
-"""Sweeps over (m, p, granularity): Ray Tune decides what runs when, every trial is a Ray Train run of its own.
+"""Sweeps over (m, p, granularity) and other fields: Ray Tune decides what runs when, every trial is a Ray Train run.
 
 A trial's folder is named by its m and p and is the run folder of an ordinary run. What a sweep has found is read from
 these folders, never from Tune's memory: a killed sweep is resumed by giving the same command, and only trials without
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from sts_core import StsError
-from sts_pipelines.config.pipeline import ClusterConfig, PipelineConfig, SweepConfig
-from sts_pipelines.config.plain import digest, outcome_relevant
+from sts_eval import read_results
+from sts_methods import TrainingConfig
+from sts_pipelines.config.pipeline import AXES, ClusterConfig, PipelineConfig, SweepConfig
+from sts_pipelines.config.plain import digest, digested_name, outcome_relevant, to_dict
 from sts_pipelines.config.storage_path import is_uri, local_folder
 from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
 from sts_pipelines.evaluation.settings import is_evaluated, prefer_asked
@@ -24,7 +26,6 @@ from sts_pipelines.launch.cluster import TRIAL_CPUS, local_resources, ray_cluste
 from sts_pipelines.launch.driver import attempt, launch, train_on_ray
 from sts_pipelines.launch.job import Job
 from sts_pipelines.sweep.outcomes import (
-    SWEEP_NAMES,
     Outcome,
     applied_values,
     check_applied,
@@ -36,6 +37,7 @@ from sts_pipelines.sweep.outcomes import (
 )
 from sts_pipelines.sweep.progress import TrialWatcher
 from sts_pipelines.sweep.trials import Trial, trials_of
+from sts_pipelines.terminal import value_of
 
 
 def run_sweep(config: SweepConfig) -> list[Outcome]:
@@ -70,7 +72,9 @@ def run_sweep(config: SweepConfig) -> list[Outcome]:
 def sweep_folder(config: SweepConfig) -> Path:
     """Named by all that the trials share, so that a larger grid finds the trials that are there."""
     training = replace(config.pipeline.training, bank={})
-    name = f"{config.pipeline.name}-{digest(outcome_relevant(training), ignore=SWEEP_NAMES)}"
+    varied = {*AXES, *(digested_name(TrainingConfig, to_dict(training), name) for name in config.sweep.over)}
+    varied |= {"seed"} if config.sweep.seeds else set()
+    name = f"{config.pipeline.name}-{digest(outcome_relevant(training), ignore=varied)}"
     if is_uri(config.pipeline.cluster.storage_path):
         raise UsageError("a sweep needs a storage path that all nodes see, not a URI: set cluster.storage-path to one")
     folder = local_folder(config.pipeline.cluster.storage_path, name)
@@ -84,15 +88,15 @@ def job_of(trial: Trial, pipeline: PipelineConfig, folder: Path) -> Job:
     """The run of one trial."""
     return Job(
         label=trial.name,
-        pipeline=pipeline.with_smoothing(f"{pipeline.name}-{trial.name}", trial.smoothing),
+        pipeline=trial.pipeline_of(pipeline),
         folder=folder / trial.name,
     )
 
 
 def _one_after_the_other(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
     """The grid in this process, without Ray."""
-    if config.sweep.search != "grid":
-        raise UsageError("a search needs Ray to stop trials: set cluster.num-workers to 1 or more, or search the grid")
+    if config.sweep.search == "asha":
+        raise UsageError("ASHA needs Ray to stop trials: set cluster.num-workers to 1 or more, or search at random")
     for trial in trials:
         job = job_of(trial, config.pipeline, folder)
         forget_errors([job.folder])
@@ -106,7 +110,7 @@ def _one_after_the_other(config: SweepConfig, trials: Sequence[Trial], folder: P
 def _tune(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
     cluster, grid = config.pipeline.cluster, config.sweep
     jobs = {trial.name: job_of(trial, config.pipeline, folder).to_plain() for trial in trials}
-    groups = _groups(list(jobs), grid.cells_per_trial if grid.search == "grid" else 1)
+    groups = _groups(list(jobs), grid.cells_per_trial if grid.search != "asha" else 1)
     concurrent = grid.max_concurrent or num_trials_at_a_time(local_resources(), cluster)
     with ray_cluster(cluster, num_cpus=concurrent * (cluster.num_workers * cluster.cpus_per_worker + TRIAL_CPUS)):
         import ray
@@ -180,7 +184,7 @@ def trainable_of(config: SweepConfig) -> Callable[[dict[str, Any]], None]:
         applied = applied_values(jobs, failed)
         if not applied:  # raising would make Tune start the trial again, which only helps one that was killed
             return
-        values = [outcomes(job.folder.parent, [_trial(job)], metric=metric)[0].value for job in jobs]
+        values = [value_of(read_results(job.folder).entries, metric) for job in jobs]
         tune.report({metric: max(value or 0.0 for value in values), **applied})
 
     return trainable
@@ -201,7 +205,3 @@ def _train_with_restarts(jobs: Sequence[Job], **options: Any) -> None:
                 raise
         else:
             return
-
-
-def _trial(job: Job) -> Trial:
-    return Trial(smoothing=job.pipeline.training.smoothing)

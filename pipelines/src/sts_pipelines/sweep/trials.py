@@ -1,28 +1,54 @@
-"""The teachers that a sweep visits, each with a name that says what it is."""
+"""The runs that a sweep consists of, each with a name that says what it is."""
 
+import hashlib
+import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from sts_core import SmoothingConfig
-from sts_pipelines.config.pipeline import GridConfig, SweepConfig
+from sts_pipelines.config.flags import set_flags
+from sts_pipelines.config.pipeline import AXES, GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.config.plain import FlagText, from_dict, to_dict
+from sts_pipelines.errors import SchemaError
+
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One trial: a teacher, and whether it is there only as the control of others."""
+    """One run of a sweep: a teacher, other settings, and whether it is there only as the control of others."""
 
     smoothing: SmoothingConfig
     control: bool = False
+    settings: Settings = field(default_factory=dict)
+    """Values of the further fields that the sweep varies, by their dotted names."""
+    seed: int | None = None
+    """Its seed, where the sweep has several."""
+
+    @property
+    def cell(self) -> str:
+        """m0.9-p0.5, with the granularity where it is not the layer, and other settings; controls have p = 0."""
+        s = self.smoothing
+        suffix = "" if s.granularity == "layer" or s.preserve_probability == 0 else f"-{s.granularity}"
+        others = [f"-{name}{_file_name(value)}" for name, value in self.settings.items()]
+        return f"m{short(s.momentum)}-p{short(s.preserve_probability)}{suffix}{''.join(others)}"
 
     @property
     def name(self) -> str:
-        """m0.9-p0.5, with the granularity where it is not the layer; controls have p = 0."""
-        s = self.smoothing
-        suffix = "" if s.granularity == "layer" or s.preserve_probability == 0 else f"-{s.granularity}"
-        return f"m{short(s.momentum)}-p{short(s.preserve_probability)}{suffix}"
+        """The cell, with the seed where there are several."""
+        return self.cell if self.seed is None else f"{self.cell}-seed{self.seed}"
+
+    def pipeline_of(self, base: PipelineConfig) -> PipelineConfig:
+        """`base` with all that is this trial's."""
+        pipeline = with_settings(base, self.settings)
+        if self.seed is not None:
+            pipeline = replace(pipeline, training=replace(pipeline.training, seed=self.seed))
+        return pipeline.with_smoothing(f"{base.name}-{self.name}", self.smoothing)
 
 
 def short(value: float) -> str:
@@ -30,19 +56,41 @@ def short(value: float) -> str:
     return repr(float(value)).removesuffix(".0")
 
 
+def _file_name(value: Any) -> str:
+    """A value as a part of a folder's name; one that had to be changed for it gets a digest, so as to stay unique."""
+    text = str(value)
+    clean = re.sub(r"[^\w.+-]", "_", text)
+    return clean if clean == text else f"{clean}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def with_settings(pipeline: PipelineConfig, settings: Settings) -> PipelineConfig:
+    """`pipeline` with these fields set, as flags would set them; a mistake names the field and the value."""
+    if not settings:
+        return pipeline
+    flags = [
+        (name.replace("-", "_").split("."), FlagText(value) if isinstance(value, str) else value)
+        for name, value in settings.items()
+    ]
+    try:
+        return from_dict(PipelineConfig, set_flags(PipelineConfig, to_dict(pipeline), flags))
+    except SchemaError as error:
+        chosen = ", ".join(f"{name}={value}" for name, value in settings.items())
+        raise SchemaError([f"sweep.over {chosen}: {problem}" for problem in error.problems]) from None
+
+
 def trials_of(config: SweepConfig) -> list[Trial]:
     """All trials of a sweep in a fixed order: the same config gives the same trials, so a sweep can be resumed.
 
     Trials that are the same teacher under two names (TMA at two granularities) are visited once.
     """
-    base = config.pipeline.training.smoothing
     grid = config.sweep
-    points = _points(grid) if grid.search == "grid" else _samples(grid, seed=config.pipeline.training.seed)
+    points = _grid_points(grid) if grid.search == "grid" else _samples(grid, seed=config.pipeline.training.seed)
     trials: dict[str, Trial] = {}
-    for granularity in grid.granularities:
-        for m, p in points:
-            smoothing = replace(base, momentum=m, preserve_probability=p, granularity=granularity)
-            trial = Trial(smoothing=smoothing)
+    for m, p, granularity, settings in points:
+        base = with_settings(config.pipeline, settings).training.smoothing
+        teacher = replace(base, momentum=m, preserve_probability=p, granularity=granularity)
+        for seed in grid.seeds or (None,):
+            trial = Trial(smoothing=teacher, settings=settings, seed=seed)
             trials.setdefault(trial.name, trial)
     if grid.with_control:
         for control in _controls(list(trials.values())):
@@ -50,36 +98,58 @@ def trials_of(config: SweepConfig) -> list[Trial]:
     return list(trials.values())
 
 
+def _grid_points(grid: GridConfig) -> list[tuple[float, float, Any, Settings]]:
+    others = [name for name in grid.over if name not in AXES]
+    combinations = [dict(zip(others, values, strict=True)) for values in itertools.product(*map(grid.over.get, others))]
+    granularities = grid.over.get("smoothing.granularity", grid.granularities)
+    return [(m, p, g, settings) for settings in combinations for g in granularities for m, p in _points(grid)]
+
+
 def _points(grid: GridConfig) -> list[tuple[float, float]]:
     if grid.cells:
         return [(m, p) for m, p in grid.cells]
-    return [(m, p) for m in grid.momenta for p in grid.preserve_probabilities]
+    momenta = map(float, grid.over.get("smoothing.momentum", grid.momenta))
+    probabilities = [float(p) for p in grid.over.get("smoothing.preserve_probability", grid.preserve_probabilities)]
+    return [(m, p) for m in momenta for p in probabilities]
 
 
 def _controls(trials: list[Trial]) -> Iterator[Trial]:
     """TMA(m_eff) for every trial that has a spatial part."""
     for trial in trials:
         if trial.smoothing.preserve_probability > 0:
-            yield Trial(smoothing=trial.smoothing.matched_moving_average(), control=True)
+            yield replace(trial, smoothing=trial.smoothing.matched_moving_average(), control=True)
 
 
-def _samples(grid: GridConfig, *, seed: int) -> list[tuple[float, float]]:
+def _samples(grid: GridConfig, *, seed: int) -> list[tuple[float, float, Any, Settings]]:
     """`num_samples` points, drawn once for all from the seed; what matters about m and p is the order of 1-m and 1-p.
 
     m-p:      log10(1-m) and log10(1-p) uniform in [-3, 0]
     m_eff-p:  log10(1-m_eff) uniform in [-3, -0.3], log10(1-p) uniform in [log10(1-m_eff), 0], 1-m = (1-m_eff)/(1-p)
+    over:     one of each field's values; an m or p that is given there is not drawn
     """
     generator = np.random.default_rng(seed)
-    points = []
-    for first, second in generator.random((grid.num_samples, 2)):
-        if grid.coordinates == "m-p":
-            pull, rest = 10.0 ** (-3.0 * first), 10.0 ** (-3.0 * second)
-        else:
-            expected = 10.0 ** (-0.3 - 2.7 * first)
-            rest = expected ** float(second)
-            pull = expected / rest
-        points.append((_complement(pull), _complement(rest)))
-    return points
+    points = [_point(grid, first, second) for first, second in generator.random((grid.num_samples, 2))]
+    fixed = {name: values for name, values in grid.over.items() if name in AXES}
+    others = {name: values for name, values in grid.over.items() if name not in AXES}
+    granularities = fixed.pop("smoothing.granularity", grid.granularities)
+    drawn = np.random.default_rng((seed, 1))  # another stream: the points stay those of a sweep without further fields
+    samples = []
+    for m, p in points:
+        chosen = {name: values[drawn.integers(len(values))] for name, values in (fixed | others).items()}
+        m = float(chosen.pop("smoothing.momentum", m))
+        p = float(chosen.pop("smoothing.preserve_probability", p))
+        samples.extend((m, p, granularity, chosen) for granularity in granularities)
+    return samples
+
+
+def _point(grid: GridConfig, first: float, second: float) -> tuple[float, float]:
+    if grid.coordinates == "m-p":
+        pull, rest = 10.0 ** (-3.0 * first), 10.0 ** (-3.0 * second)
+    else:
+        expected = 10.0 ** (-0.3 - 2.7 * first)
+        rest = expected ** float(second)
+        pull = expected / rest
+    return _complement(pull), _complement(rest)
 
 
 def _complement(value: float) -> float:
