@@ -42,6 +42,12 @@ def test_citation_and_changelog_are_of_this_version() -> None:
     assert f"\n## [{version}]\n" in (ROOT / ".github/CHANGELOG.md").read_text()
 
 
+def test_the_readme_names_tests_that_exist() -> None:
+    named = set(re.findall(r"`(tests/[\w/.]+)`", (ROOT / "README.md").read_text()))
+    assert len(named) > 5
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
 def test_nothing_else_lies_at_the_top() -> None:
     top = {path.relative_to(ROOT).parts[0] for path in tracked()}
     expected = {"pyproject.toml", "README.md", "packages", "pipelines", "tests", "ci", "LICENSE", "CITATION.cff"}

@@ -100,7 +100,9 @@ def trials_of(config: SweepConfig) -> list[Trial]:
 
 def _grid_points(grid: GridConfig) -> list[tuple[float, float, Any, Settings]]:
     others = [name for name in grid.over if name not in AXES]
-    combinations = [dict(zip(others, values, strict=True)) for values in itertools.product(*map(grid.over.get, others))]
+    combinations = [
+        dict(zip(others, values, strict=True)) for values in itertools.product(*(grid.over[name] for name in others))
+    ]
     granularities = grid.over.get("smoothing.granularity", grid.granularities)
     return [(m, p, g, settings) for settings in combinations for g in granularities for m, p in _points(grid)]
 
@@ -133,7 +135,7 @@ def _samples(grid: GridConfig, *, seed: int) -> list[tuple[float, float, Any, Se
     others = {name: values for name, values in grid.over.items() if name not in AXES}
     granularities = fixed.pop("smoothing.granularity", grid.granularities)
     drawn = np.random.default_rng((seed, 1))  # another stream: the points stay those of a sweep without further fields
-    samples = []
+    samples: list[tuple[float, float, Any, Settings]] = []
     for m, p in points:
         chosen = {name: values[drawn.integers(len(values))] for name, values in (fixed | others).items()}
         m = float(chosen.pop("smoothing.momentum", m))
