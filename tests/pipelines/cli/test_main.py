@@ -255,15 +255,16 @@ def test_every_example_of_a_verb_is_understood(verb: str) -> None:
     from sts_pipelines.cli.resolve import resolve
 
     _, parsers = build_parser()
-    lines = [line for line in VERBS[verb].EXAMPLES.splitlines() if line.startswith("  sts ")]
+    lines = [line for line in VERBS[verb].EXAMPLES.splitlines() if f"sts {verb}" in line]
     assert lines
     for line in lines:
         words = re.split("[>#]", line)[0].replace("'", "").split()
-        assert words[:2] == ["sts", verb]
+        if words[1] != verb:  # what follows, such as running what was begun
+            continue
         own, overrides = split_overrides(words[2:], parsers[words[1]])
         arguments = parsers[words[1]].parse_args(own)
-        if words[1] in ("run", "show", "check", "sweep") and not arguments.pipeline.endswith(".yaml"):
-            assert resolve(arguments.pipeline, overrides) is not None
+        if words[1] in ("run", "show", "check", "sweep") and not (arguments.pipeline or ".yaml").endswith(".yaml"):
+            assert resolve(arguments.pipeline, overrides, to_sweep=verb == "sweep") is not None
 
 
 def test_every_name_in_the_readme_is_in_the_catalog() -> None:

@@ -66,7 +66,7 @@ def test_the_folder_of_a_comparison_is_understood_by_every_verb(
 
 def test_the_folder_of_a_sweep_holds_its_config(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     recipe = SweepConfig(pipeline=tiny("byol-digits-sts"), sweep=GridConfig(momenta=(0.5,)))
-    monkeypatch.setattr("sts_pipelines.cli.resolve.resolve", lambda target, overrides: recipe)
+    monkeypatch.setattr("sts_pipelines.cli.resolve.resolve", lambda target, overrides, to_sweep: recipe)
     monkeypatch.setattr("sts_pipelines.sweep.run.run_sweep", lambda recipe: [])
     assert main(["sweep", "mine"]) == 0
     (config,) = tmp_path.glob("*/config.yaml")

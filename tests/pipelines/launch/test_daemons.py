@@ -40,6 +40,7 @@ def test_a_process_that_ray_can_do_without_may_end(daemon: processes.Process) ->
     with daemons.watched({"dashboard": daemon}):
         daemon.kill()
         time.sleep(2)
+    assert daemon.poll() is not None
 
 
 def test_an_error_of_the_body_stays_what_it_is(daemon: processes.Process) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sts_core import SmoothingConfig, smoother
+from sts_core import SmoothingConfig, bank
 from sts_methods.runs.checkpoint import read_checkpoint
 from sts_methods.runs.metrics_log import MetricsLog
 from sts_pipelines.config.pipeline import GridConfig, PipelineConfig, SweepConfig
@@ -166,7 +166,7 @@ def test_a_trial_that_failed_half_way_through_its_evaluation_is_not_finished(
 def test_a_bank_that_applied_other_values_voids_the_cells_concerned(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rule = smoother._rule
+    rule = bank.make_rule
 
     def rule_of_the_first(config: SmoothingConfig, *others: Any) -> Any:
         return rule(replace(config, preserve_probability=0.5), *others)
@@ -174,7 +174,7 @@ def test_a_bank_that_applied_other_values_voids_the_cells_concerned(
     pipeline = tiny("fixmatch-digits-sts", steps=1)
     grid = GridConfig(cells=((0.9, 0.5), (0.9, 0.0)), one_student=True, metric="few-labels/teacher/top1")
     recipe = SweepConfig(pipeline=pipeline, sweep=grid)
-    monkeypatch.setattr(smoother, "_rule", rule_of_the_first)
+    monkeypatch.setattr(bank, "make_rule", rule_of_the_first)
     with pytest.raises(RunError, match=r"1 of 2 trials failed: m0.9-p0 \(m0.9-p0 was sampled with .* result is void"):
         run_sweep(recipe)
 

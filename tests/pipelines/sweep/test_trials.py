@@ -107,8 +107,8 @@ def test_as_many_trials_run_at_a_time_as_there_is_room_for(
     [
         ({"metric": "accuracy"}, "must be evaluation/network/number"),
         ({"metric": "voc/teacher/AP"}, "add voc to evaluation.after_training"),
-        ({"search": "asha"}, "a search ranks trials by knn"),
-        ({"search": "asha", "metric": "knn/teacher/top5"}, "a search ranks trials by knn/.../top1"),
+        ({"search": "asha"}, "ASHA ranks trials by knn"),
+        ({"search": "asha", "metric": "knn/teacher/top5"}, "ASHA ranks trials by knn/.../top1"),
         ({"metric": "knn/teacher/tpo1"}, "knn measures top1, top5, got tpo1"),
         ({"metric": "voc/teacher/top1"}, "voc measures AP, AP50, AP75"),
         ({"one_student": True, "metric": "linear/student/top1"}, "one student for all cells"),
