@@ -1,76 +1,80 @@
 """The figures of a study's report, as SVG files that bring their own colours."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
 
 from sts_core.files import write_atomically
 from sts_eval import charts
-from sts_pipelines.study.claims import SELF_SUPERVISED, TITLES, Finding
-from sts_pipelines.study.outcomes import Outcomes, summary
-from sts_pipelines.study.small import GRID_MOMENTA, GRID_PROBABILITIES
+from sts_pipelines.study.verdicts import Finding
 
-COLOURS = {"none": 2, "tma": 1, "se-layer": 3, "sts": 4, "control": 5, "se-channel": 6, "se-neuron": 7}
 LEGEND_ROW = 18.0
+WIDTH, LEFT, RIGHT, ROW, TOP = 720.0, 330.0, 560.0, 22.0, 26.0
+DOTS = {"holds": 3, "does not hold": 2, "equivalent within the margin": 1, "cannot be told": 0, "interim": 0}
 
 
-def write_figures(outcomes: Outcomes, findings: Sequence[Finding], folder: Path) -> list[tuple[str, str]]:
-    """Draw all figures that the results suffice for; file name and caption of each."""
-    drawn: list[tuple[str, str, str]] = []
-    gains = list(_gains(findings))
-    if gains:
-        label = "STS against TMA and against TMA(m_eff)"
-        svg = charts.bar_chart(gains, label=label, x_label="points of top-1, 95 % intervals", name_width=215)
-        drawn.append(
-            ("sts-gain.svg", "STS against TMA, and against TMA of the same expected pull: teacher's top-1", svg)
-        )
-    cells = _cells(outcomes)
-    if cells:
-        caption = "BYOL on digits over the p x m plane: linear top-1 of the teacher"
-        drawn.append(("p-by-m.svg", caption, charts.heat_map(cells, label=caption)))
-    for experiment, setting in SELF_SUPERVISED.items():
-        for part, what in ((1, "weights"), (2, "outputs")):
-            chart = _drift(outcomes, experiment, part, what)
-            if chart is not None:
-                caption = f"{setting}: mean squared change of the teacher's {what} from epoch to epoch"
-                drawn.append((f"drift-{experiment}-{what}.svg", caption, chart))
-    for name, _, svg in drawn:
-        write_atomically(folder / name, charts.standalone(svg) + "\n")
-    return [(name, caption) for name, caption, _ in drawn]
-
-
-def _gains(findings: Sequence[Finding]) -> Iterable[charts.Bar]:
+def write_forest_plots(findings: Sequence[Finding], folder: Path) -> dict[str, str]:
+    """One figure for each claim; file names by claim."""
+    claims: dict[str, list[Finding]] = {}
     for found in findings:
-        if found.comparison in ("STS - TMA", "STS - TMA(m_eff)") and found.unit == "points":
-            labels = " (teacher labels)" if "teacher labels" in found.claim else ""
-            corrupted = " (corrupted)" if "robust" in found.claim else ""
-            name = f"{found.setting.replace('FixMatch', 'FM')}{labels}{corrupted}"
-            against = "TMA" if found.comparison == "STS - TMA" else "m_eff"
-            yield charts.Bar(f"{name} - {against}", found.effect.mean, found.effect.low, found.effect.high, group=name)
+        claims.setdefault(found.comparison.claim, []).append(found)
+    names = {}
+    for claim, rows in claims.items():
+        names[claim] = f"forest-{re.sub(r'[^a-z0-9]+', '-', claim.lower()).strip('-')}.svg"
+        write_atomically(folder / names[claim], charts.standalone(forest_plot(rows, claim)) + "\n")
+    return names
 
 
-def _cells(outcomes: Outcomes) -> dict[tuple[float, float], charts.Cell]:
-    cells = {}
-    for m in GRID_MOMENTA:
-        for p in GRID_PROBABILITIES:
-            found = summary(outcomes.values("byol-digits-grid", f"m{m:g}-p{p:g}", "linear/teacher"))
-            if found is not None:
-                cells[p, m] = charts.Cell(found.mean, found.count)
-    return cells if len(cells) == len(GRID_MOMENTA) * len(GRID_PROBABILITIES) else {}
+def forest_plot(findings: Sequence[Finding], title: str) -> str:
+    """A row each: setting and difference, mean with its 95 % interval above the margin, and the verdict in words.
 
+    Effects are drawn in margins, so that rows of different units share an axis; the numbers are in their own units.
+    """
+    reach = max(2.0, *(_reach(found) for found in findings)) * 1.05
+    bottom = TOP + ROW * len(findings)
 
-def _drift(outcomes: Outcomes, experiment: str, part: int, what: str) -> str | None:
-    series = [
-        charts.Series(TITLES[teacher], tuple(outcomes.drift_curve(experiment, teacher, part)), COLOURS[teacher])
-        for teacher in outcomes.teachers(experiment)
-        if teacher in ("none", "tma", "se-layer", "sts", "control")
+    def place(margins: float) -> float:
+        return (LEFT + RIGHT) / 2 + margins / reach * (RIGHT - LEFT) / 2
+
+    band = f'x="{place(-1):.1f}" y="{TOP:g}" width="{place(1) - place(-1):.1f}" height="{bottom - TOP:g}"'
+    parts = [
+        charts.text(8, 16, title, anchor="start", css="label"),
+        f'<rect class="grid" style="opacity:.25" {band}/>',
+        f'<line class="axis" x1="{place(0):.1f}" y1="{TOP:g}" x2="{place(0):.1f}" y2="{bottom:g}"/>',
+        charts.text(place(0), bottom + 16, "0"),
+        *(charts.text(place(side), bottom + 16, f"{side:+d} margin") for side in (-1, 1) if reach < 12),
     ]
-    series = [item for item in series if item.points]
-    if not series:
-        return None
-    label = f"MSE of {what}"
-    svg = charts.line_chart(series, label=label, x_label="epoch", y_label=label, log_y=True, markers=True)
-    return with_legend(svg, series)
+    for row, found in enumerate(findings):
+        parts += _draw(found, place, TOP + ROW * (row + 0.5))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {bottom + 24:g}" class="chart" role="img"'
+    return f'{head} aria-label="{escape(title)}">' + "".join(parts) + "</svg>"
+
+
+def _reach(found: Finding) -> float:
+    effect = found.effect
+    ends = (effect.mean, effect.mean if effect.low is None else effect.low, effect.high or effect.mean)
+    return max(abs(end) for end in ends) / found.comparison.margin
+
+
+def _draw(found: Finding, place: Callable[[float], float], y: float) -> list[str]:
+    comparison, effect = found.comparison, found.effect
+    decimals = 1 if comparison.unit == "points" else 2
+    shown = f"{effect.mean:+.{decimals}f}"
+    parts = [charts.text(LEFT - 8, y + 4, f"{comparison.setting}: {comparison.difference}", anchor="end")]
+    if effect.low is not None and effect.high is not None:
+        ends = [place(end / comparison.margin) for end in (effect.low, effect.high)]
+        parts.append(f'<line class="whisker" x1="{ends[0]:.1f}" y1="{y:g}" x2="{ends[1]:.1f}" y2="{y:g}"/>')
+        shown += f" [{effect.low:+.{decimals}f}, {effect.high:+.{decimals}f}]"
+    x = place(effect.mean / comparison.margin)
+    parts.append(f'<circle class="dot s{DOTS[found.verdict]}" cx="{x:.1f}" cy="{y:g}" r="4.5"/>')
+    words = (
+        f"{found.effect.count} of {found.planned} seeds"
+        if found.verdict == "interim"
+        else found.verdict.removesuffix(" the margin")
+    )
+    parts.append(charts.text(RIGHT + 8, y + 4, f"{shown} {words}", anchor="start", css="tick"))
+    return parts
 
 
 def with_legend(svg: str, series: Sequence[charts.Series]) -> str:

@@ -1,14 +1,17 @@
 """Measured numbers by experiment, teacher and seed, and differences between teachers that share their seeds."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 
 from sts_eval import Estimate, estimate
-from sts_pipelines.study.plan import Record, Study
+from sts_pipelines.study.plan import Comparison, Record, Study
 
 BySeed = dict[int, float]
 """One number for each seed."""
+
+
+DRIFTS = ("weights", "outputs")
 
 
 class Outcomes:
@@ -19,6 +22,15 @@ class Outcomes:
         for run in study.runs:
             if run.key in records:
                 self._records.setdefault((run.experiment, run.teacher), {})[run.seed] = records[run.key]
+
+    @classmethod
+    def named(cls, records: Iterable[Record]) -> "Outcomes":
+        """Found by the names in the records themselves: of a pilot, whose code may have been another."""
+        outcomes = cls.__new__(cls)
+        outcomes._records = {}
+        for record in records:
+            outcomes._records.setdefault((record.experiment, record.teacher), {})[record.seed] = record
+        return outcomes
 
     def teachers(self, experiment: str) -> list[str]:
         """The teachers of an experiment that have been measured, in the study's order; a bank gives all of its own."""
@@ -55,6 +67,20 @@ class Outcomes:
             for line in record.drift:
                 by_epoch.setdefault(line[0], []).append(math.log10(max(line[part], 1e-300)))
         return [(epoch, 10 ** fmean(logs)) for epoch, logs in sorted(by_epoch.items())]
+
+    def effect(self, comparison: Comparison) -> BySeed:
+        """The difference that a comparison is about, for the seeds that have all of its arms."""
+        sides = [
+            [self._measured(*arm, comparison.measure) for arm in arms] for arms in (comparison.plus, comparison.minus)
+        ]
+        common = set.intersection(*(set(values) for side in sides for values in side))
+        return {s: sum(v[s] for v in sides[0]) - sum(v[s] for v in sides[1]) for s in sorted(common)}
+
+    def _measured(self, experiment: str, teacher: str, measure: str) -> BySeed:
+        kind, _, part = measure.partition("/")
+        if kind == "drift":
+            return self.drift(experiment, teacher, DRIFTS.index(part) + 1)
+        return self.values(experiment, teacher, measure)
 
     def num_failed(self, experiment: str, teacher: str) -> int:
         return sum(1 for record in self._records.get((experiment, teacher), {}).values() if record.failed)

@@ -1,25 +1,28 @@
-"""The tables of a study's report, in Markdown."""
+"""The tables of a study's plan and report, in Markdown."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sts_eval import Estimate, published_rows
-from sts_pipelines.study.claims import SELF_SUPERVISED, TITLES, Finding
+from sts_pipelines.study.claims import TITLES
 from sts_pipelines.study.outcomes import Outcomes, summary
+from sts_pipelines.study.plan import Comparison, Study
+from sts_pipelines.study.power import MOST_SEEDS, Need
 from sts_pipelines.study.timing import ratios, update_milliseconds
+from sts_pipelines.study.verdicts import Finding
 
 MEASURES = {
     "linear/teacher": "linear, teacher",
     "linear/student": "linear, student",
     "knn/teacher": "k-NN, teacher",
-    "knn/student": "k-NN, student",
     "corrupted/teacher": "corrupted, teacher",
+    "effective_rank": "rank of embeddings",
+    "width/teacher": "rank of features",
 }
-DRIFTS = ("drift, weights", "drift, outputs")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text, the others too."""
+    """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -36,70 +39,81 @@ def interval(effect: Estimate | None, *, signed: bool = False) -> str:
 
 
 def claims_table(findings: Sequence[Finding]) -> str:
-    """One row per comparison; a claim and the paper's word on it are said once."""
+    """One row per comparison with its interval, corrected p-values and verdict."""
     rows = []
-    before: tuple[str, str] = ("", "")
-    for found in findings:
-        now = (found.claim, found.paper)
-        unit = "" if found.unit == "points" else f" {found.unit}"
+    for before, found in zip([None, *findings], findings, strict=False):
+        verdict: str = found.verdict
+        if verdict in ("holds", "does not hold") and found.within <= 0.05:
+            verdict += ", by less than the margin"
         rows.append(
             [
-                found.claim if found.claim != before[0] else "",
-                found.paper if now != before else "",
-                found.setting,
-                found.comparison,
-                f"{interval(found.effect, signed=True)}{unit}",
-                str(found.effect.count),
-                interval(found.student, signed=True),
-                f"**{found.verdict}**" if found.verdict != "cannot be told at this size" else "cannot be told",
+                *_named(found.comparison, before.comparison if before else None),
+                f"{interval(found.effect, signed=True)}{_unit(found.comparison)}",
+                f"{found.effect.count} of {found.planned}",
+                *(f"{p:.2g}" for p in (found.different, found.within)),
+                verdict,
             ]
         )
-        before = now
-    header = ["claim", "paper", "here", "comparison", "teacher, 95 % interval", "seeds", "student", "verdict"]
-    return table(header, rows)
+    return table([*_NAMED, "95 % interval", "seeds", "p, zero", "p, margin", "verdict"], rows)
 
 
-def means_table(outcomes: Outcomes, experiment: str) -> str:
-    """Percent correct of all teachers of a self-supervised experiment."""
-    teachers = outcomes.teachers(experiment)
-    kept = [m for m in MEASURES if any(outcomes.values(experiment, t, m) for t in teachers)]
+def needs_table(needs: Sequence[Need]) -> str:
+    """One row per comparison with the pilot's deviation and what follows from it."""
     rows = []
-    for teacher in teachers:
-        cells = [interval(summary(outcomes.values(experiment, teacher, measure))) for measure in kept]
-        ends = [summary(outcomes.values(experiment, teacher, name)) for name in ("loss", "effective_rank")]
-        ends.append(summary(outcomes.values(experiment, teacher, "width/teacher")))
-        drifts = [summary(outcomes.drift(experiment, teacher, part)) for part in (1, 2)]
-        moved = ["-" if d is None or teacher == "untrained" else f"{10**d.mean:.1e}" for d in drifts]
-        failed = outcomes.num_failed(experiment, teacher)
-        name = TITLES[teacher] + (f" ({failed} failed)" if failed else "")
-        rows.append([name, *cells, *("-" if end is None else f"{end.mean:.2f}" for end in ends), *moved])
-    header = ["teacher", *(MEASURES[m] for m in kept), "loss", "rank of embeddings", "rank of features", *DRIFTS]
-    return table(header, rows)
+    for before, need in zip([None, *needs], needs, strict=False):
+        unit = _unit(need.comparison)
+        rows.append(
+            [
+                *_named(need.comparison, before.comparison if before else None),
+                need.comparison.expects,
+                f"{need.comparison.margin:.2g}{unit}",
+                f"{need.deviation:.2g}",
+                f"over {MOST_SEEDS}" if need.seeds >= MOST_SEEDS else str(need.seeds),
+                str(need.planned),
+                f"{need.power:.2f}",
+                f"{need.detectable:.2g}{unit}",
+            ]
+        )
+    return table([*_NAMED, "expected", "margin", "pilot sd", "seeds for 0.9", "planned", "power", "detectable"], rows)
 
 
-def fixmatch_table(outcomes: Outcomes, experiments: Mapping[str, str]) -> str:
+_NAMED = ("claim", "paper", "here", "difference")
+
+
+def _named(comparison: Comparison, before: Comparison | None) -> list[str]:
+    claim = comparison.claim if before is None or before.claim != comparison.claim else ""
+    return [claim, comparison.paper, comparison.setting, comparison.difference]
+
+
+def _unit(comparison: Comparison) -> str:
+    return "" if comparison.unit == "points" else f" {comparison.unit}"
+
+
+def means_table(study: Study, outcomes: Outcomes) -> str:
+    """Means of all arms of the self-supervised experiments."""
+    experiments = [name for name in dict.fromkeys(run.experiment for run in study.runs) if outcomes.teachers(name)]
+    trained = [name for name in experiments if "bank" not in name and not name.startswith("fixmatch")]
+    rows = []
+    for experiment in trained:
+        for teacher in outcomes.teachers(experiment):
+            failed = outcomes.num_failed(experiment, teacher)
+            name = TITLES.get(teacher, teacher) + (f" ({failed} failed)" if failed else "")
+            cells = [interval(summary(outcomes.values(experiment, teacher, measure))) for measure in MEASURES]
+            rows.append([experiment, name, *cells])
+    return table(["experiment", "teacher", *MEASURES.values()], rows)
+
+
+def fixmatch_table(study: Study, outcomes: Outcomes) -> str:
     """Top-1 of every teacher, and of the student, by experiment (a row each)."""
-    measured = [name for name in experiments if outcomes.teachers(name)]
+    named = dict.fromkeys(run.experiment for run in study.runs if run.experiment.startswith("fixmatch"))
+    measured = [name for name in named if outcomes.teachers(name)]
     columns = list(dict.fromkeys(t for name in measured for t in outcomes.teachers(name)))
     rows = []
     for name in measured:
-        own = outcomes.teachers(name)
-        cells = [interval(summary(outcomes.values(name, t, "top1/teacher"))) if t in own else "-" for t in columns]
+        cells = [interval(summary(outcomes.values(name, t, "top1/teacher"))) for t in columns]
         # Where the teacher labels there is one student per teacher; that of STS is shown.
-        student = summary(outcomes.values(name, "sts", "top1/student"))
-        rows.append([experiments[name], *cells, interval(student)])
-    return table(["labels", *(TITLES[c] for c in columns), "student"], rows)
-
-
-def grid_table(outcomes: Outcomes, momenta: Sequence[float], probabilities: Sequence[float]) -> str:
-    """Mean linear top-1 of the teacher over the p x m plane."""
-    rows = []
-    for m in reversed(momenta):
-        cells = [
-            summary(outcomes.values("byol-digits-grid", f"m{m:g}-p{p:g}", "linear/teacher")) for p in probabilities
-        ]
-        rows.append([f"m = {m:g}", *(interval(cell) for cell in cells)])
-    return table(["", *(f"p = {p:g}" for p in probabilities)], rows)
+        rows.append([name, *cells, interval(summary(outcomes.values(name, "sts", "top1/student")))])
+    return table(["experiment", *(TITLES[c] for c in columns), "student"], rows)
 
 
 def timing_table(times: Sequence[Mapping[str, Any]]) -> str:
@@ -119,8 +133,3 @@ def timing_table(times: Sequence[Mapping[str, Any]]) -> str:
                 ]
         rows.append(row)
     return table(header, rows)
-
-
-def settings_of(outcomes: Outcomes) -> dict[str, str]:
-    """The self-supervised experiments that have results, with their titles."""
-    return {name: title for name, title in SELF_SUPERVISED.items() if outcomes.teachers(name)}
