@@ -172,10 +172,9 @@ def our_step(case: Case, method: str, images: tuple[Tensor, Tensor], reference: 
         number = next(numbers)
         batch = Batch(views=images, indices=torch.arange(case.batch_size), step=number)
         metrics = learner.accumulate_gradients([batch])
-        loss = float(metrics["loss"])  # what the guard looks at
         learner.update_student(number)
         learner.update_teacher(number)
-        return loss
+        return float(metrics["loss"])
 
     return step
 

@@ -83,6 +83,16 @@ def test_half_precision_students_and_channels_last_equal_the_reference(
     check_equal_to_reference(pairs, [Rule(0.3, p, granularity, 3, 2024)])
 
 
+@pytest.mark.parametrize(("granularity", "p"), [("layer", 0.0), ("channel", 0.5), ("neuron", 0.5), ("neuron", 0.99)])
+def test_a_flag_on_the_device_leaves_the_teacher_as_it_is(granularity: Granularity, p: float) -> None:
+    pairs, rules = make_pairs(torch.float32), [Rule(0.5, p, granularity, 3, 2024)]
+    (kernel,), before = bind(pairs, "triton"), copies(pairs)
+    for flag, stays in ((1.0, True), (0.0, False)):
+        kernel.update(rules, torch.tensor(flag, device=DEVICE))
+        unmoved = [torch.equal(a.teachers[0], b.teachers[0]) for a, b in zip(pairs, before, strict=True)]
+        assert all(unmoved) is stays
+
+
 def test_draws_do_not_depend_on_the_memory_format() -> None:
     rowwise, channelwise = make_pairs(torch.float32), make_pairs(torch.float32, channels_last=True)
     for p in (0.7, 0.99):

@@ -167,10 +167,25 @@ def test_a_nonfinite_loss_stops_before_it_touches_the_weights(tmp_path: Path) ->
     assert all(torch.isfinite(tensor).all() for tensor in state["method"].values())
 
 
-def test_weights_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path) -> None:
-    config = tiny.tiny_config(method=tiny.TinyConfig(nan_gradient_at_step=5))
-    with pytest.raises(NonFiniteLossError, match=r"'predictor\.bias' is not at step 6"):
+def test_a_gradient_that_is_not_finite_stops_before_it_touches_the_weights(tmp_path: Path) -> None:
+    config = tiny.tiny_config(method=tiny.TinyConfig(nan_gradient_at_step=5), log_every_steps=4)
+    with pytest.raises(NonFiniteLossError, match="the gradients must be finite, but are not at step 5"):
         tiny.tiny_fit(config, tiny.runtime(tmp_path))
+    assert (tmp_path / "offending" / "nonfinite-step-00000005.json").exists()
+
+
+class Explosive(tiny.TinyMethod):
+    """Its weights leave the range of float32 by themselves."""
+
+    def adjust_gradients_(self, step: int) -> None:
+        if step == 5:
+            self.predictor.bias.data.fill_(float("inf"))
+
+
+def test_weights_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path) -> None:
+    config = tiny.tiny_config()
+    with pytest.raises(NonFiniteLossError, match=r"'predictor\.bias' is not at step 6"):
+        fit(config, tiny.runtime(tmp_path), method=Explosive(tiny.TinyConfig(), seed=0))
     state = tiny.runtime(tmp_path).restore()
     assert state is not None
     assert state["meta"]["step"] == 4
@@ -306,14 +321,22 @@ def test_a_scaler_that_skips_a_step_keeps_the_teacher_from_moving(tmp_path: Path
     learner = Learner(config, method, tiny.runtime(tmp_path), total_steps=12, steps_per_epoch=4)
     learner.scaler = torch.amp.GradScaler("cpu", enabled=True)
     batches = next(build_training_data(config.data, seed=0, global_batch_size=352).steps(0))
-    learner.accumulate_gradients(batches)
-    assert learner.update_student(0)
-    learner.accumulate_gradients(batches)
-    before = method.predictor.weight.detach().clone()
-    assert method.predictor.weight.grad is not None
-    method.predictor.weight.grad.fill_(float("inf"))
-    assert not learner.update_student(1)
-    assert torch.equal(method.predictor.weight, before)
+    spoil = method.predictor.weight.register_hook(lambda gradient: gradient * float("inf"))
+    for step, finite in enumerate((False, True, False)):  # also the first step, which has no momenta to keep
+        if finite:
+            spoil.remove()
+        elif step:
+            method.predictor.weight.register_hook(lambda gradient: gradient * float("inf"))
+        before = {name: p.detach().clone() for name, p in method.named_parameters()}
+        learner.accumulate_gradients(batches)
+        scale = learner.scaler.get_scale()
+        learner.update_student(step)
+        learner.update_teacher(step)
+        assert bool(learner.skip) is not finite
+        assert learner.scaler.get_scale() == (scale if finite else scale / 2)
+        kept = [name for name, p in method.named_parameters() if torch.equal(p, before[name])]
+        assert (len(kept) == len(before)) is not finite
+    assert all(torch.isfinite(state["momentum_buffer"]).all() for state in learner.optimizer.state.values())
 
 
 def test_gradients_are_clipped_to_the_norm_asked_for(tmp_path: Path) -> None:

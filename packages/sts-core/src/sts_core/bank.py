@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sts_core.attachment import Attachment
 from sts_core.binding import (
@@ -58,6 +58,7 @@ class TeacherBank(Attachable):
         self.step = 0
         self.applied: dict[str, Applied] = {}
         """m and p of the last update, by teacher; empty before the first."""
+        self._applied_before = self.applied
         self._selection = chosen = Selection(names, exclude, trainable_only)
         self.teachers = {name: make_teacher(student, **chosen._asdict()) for name in self.configs}
         pairs = {name: pair(student, self.teachers[name], self.configs[name].buffers, chosen) for name in self.configs}
@@ -71,10 +72,14 @@ class TeacherBank(Attachable):
             (names, Binding([pairs[name].smoothed for name in names], backend)) for names in groups.values()
         ]
 
-    def update(self) -> None:
-        """Move every teacher one step; call it once after every optimizer step."""
+    def update(self, *, skip: Tensor | None = None) -> None:
+        """Move every teacher one step; call it once after every optimizer step. `skip` as in `Smoother.update`."""
         self._check_detached("update() must not be called")
-        self._update()
+        self._update(skip)
+
+    def take_back(self) -> None:
+        """The last update was skipped: it does not count, and the next one has its draws."""
+        self.step, self.applied = self.step - 1, self._applied_before
 
     def attach(self, *optimizers: object) -> Attachment:
         """Update after every step of the optimizer, as `Smoother.attach` does."""
@@ -87,13 +92,14 @@ class TeacherBank(Attachable):
         return swapped(self.student, self.teachers[name], self._selection)
 
     @torch.no_grad()
-    def _update(self) -> None:
+    def _update(self, skip: Tensor | None = None) -> None:
         check_not_swapped(self.student, "a teacher must not be updated")
         for watch in self._watches:
             watch.check()
+        self._applied_before = self.applied
         for names, binding in self._bindings:
             rules = [make_rule(self.configs[name], self.step, self.seed, None, None) for name in names]
-            self.applied |= zip(names, binding.update(rules), strict=True)
+            self.applied = self.applied | dict(zip(names, binding.update(rules, skip), strict=True))
         copy_buffers(self._copied)
         self.step += 1
 

@@ -47,11 +47,11 @@ class Binding:
         data = [Pair(p.name, p.student.detach(), tuple(t.detach() for t in p.teachers)) for p in self._pairs]
         self._kernels: list[Kernel] = choice.bind(data, self._backend)
 
-    def update(self, rules: list[Rule]) -> list[Applied]:
-        """Move every teacher by its rule, and say what was applied."""
+    def update(self, rules: list[Rule], skip: Tensor | None = None) -> list[Applied]:
+        """Move every teacher by its rule, unless `skip` holds 1, and say what was applied."""
         if addresses(self._tensors) != self._addresses:
             self._bind()
-        choice.update(self._kernels, rules)
+        choice.update(self._kernels, rules, skip)
         # Kernels write through raw pointers: tell autograd, which guards tensors saved for a backward pass.
         torch.autograd.graph.increment_version(self._written)
         return [Applied(rule.momentum, rule.preserve_probability, rule.step + 1) for rule in rules]

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sts_core.attachment import Attachment
 from sts_core.binding import (
@@ -68,14 +68,29 @@ class Smoother(Attachable):
         """Number of updates so far: the next update's index."""
         self.applied: Applied | None = None
         """m and p of the last update."""
+        self._applied_before: Applied | None = None
         self._copied = pairs.copied
         self._watches = [Watch("student", student), Watch("teacher", teacher)]
         self._binding = Binding([pairs.smoothed], backend)
 
-    def update(self, momentum: float | None = None, preserve_probability: float | None = None) -> None:
-        """Move the teacher one step: once after every optimizer step. Arguments override the config's m and p."""
+    def update(
+        self,
+        momentum: float | None = None,
+        preserve_probability: float | None = None,
+        *,
+        skip: Tensor | None = None,
+    ) -> None:
+        """Move the teacher one step: once after every optimizer step. Arguments override the config's m and p.
+
+        A `skip` of one float that is 1 leaves the weights as they are, and the kernel reads it where it lies: no host
+        waits for a device. Who learns later that it was 1 says so by `take_back()`, before the next update.
+        """
         self._check_detached("update() must not be called")
-        self._update(momentum, preserve_probability)
+        self._update(momentum, preserve_probability, skip)
+
+    def take_back(self) -> None:
+        """The last update was skipped: it does not count, and the next one has its draws."""
+        self.step, self.applied = self.step - 1, self._applied_before
 
     def attach(
         self, *optimizers: object, momentum: Schedule | None = None, preserve_probability: Schedule | None = None
@@ -100,12 +115,13 @@ class Smoother(Attachable):
         return swapped(self.student, self.teacher, self._selection)
 
     @torch.no_grad()
-    def _update(self, momentum: float | None, preserve_probability: float | None) -> None:
+    def _update(self, momentum: float | None, preserve_probability: float | None, skip: Tensor | None = None) -> None:
         check_not_swapped(self.student, "a teacher must not be updated")
         rule = make_rule(self.config, self.step, self.seed, momentum, preserve_probability)
         for watch in self._watches:
             watch.check()
-        (self.applied,) = self._binding.update([rule])
+        self._applied_before = self.applied
+        (self.applied,) = self._binding.update([rule], skip)
         copy_buffers(self._copied)
         self.step += 1
 

@@ -4,6 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import get_args
 
+from torch import Tensor
+
 from sts_core.errors import ConfigError
 from sts_core.kernels.interface import Backend, Kernel, Pair, Rule
 from sts_core.kernels.reference import ReferenceKernel
@@ -27,19 +29,22 @@ def bind(pairs: Sequence[Pair], backend: Backend = "auto") -> list[Kernel]:
     return kernels
 
 
-def update(kernels: Sequence[Kernel], rules: Sequence[Rule]) -> None:
-    """Move each teacher by its rule; where a kernel does not support one, the reference takes its place."""
+def update(kernels: Sequence[Kernel], rules: Sequence[Rule], skip: Tensor | None = None) -> None:
+    """Move each teacher by its rule; where a kernel does not support one, the reference takes its place.
+
+    `skip`, one float, says 1 where the update must not take place.
+    """
     rules = [_idle(rule) if rule.momentum == 1.0 and type(rule) is Rule else rule for rule in rules]
     for kernel in kernels:
         supported = [kernel.supports(rule) for rule in rules]
         if all(supported):
-            kernel.update(rules)
+            kernel.update(rules, skip)
             continue
         split = [
             (rule, _idle(rule)) if own else (_idle(rule), rule) for rule, own in zip(rules, supported, strict=True)
         ]
-        kernel.update([mine for mine, _ in split])
-        ReferenceKernel(kernel.pairs).update([others for _, others in split])
+        kernel.update([mine for mine, _ in split], skip)
+        ReferenceKernel(kernel.pairs).update([others for _, others in split], skip)
 
 
 def _idle(rule: Rule) -> Rule:

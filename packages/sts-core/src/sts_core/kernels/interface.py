@@ -47,8 +47,8 @@ class Kernel(Protocol):
     def supports(self, rule: Rule) -> bool:
         """Whether the kernel can apply the rule; the reference applies all."""
 
-    def update(self, rules: Sequence[Rule]) -> None:
-        """Move each teacher by its entry of `rules`, of which the kernel supports every one."""
+    def update(self, rules: Sequence[Rule], skip: Tensor | None = None) -> None:
+        """Move each teacher by its entry of `rules`, of which the kernel supports every one; none if `skip` is 1."""
 
 
 def unit_name(granularity: Granularity, tensor: str) -> str:

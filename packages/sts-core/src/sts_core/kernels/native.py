@@ -208,9 +208,9 @@ class NativeKernel:
     def supports(self, rule: Rule) -> bool:
         return type(rule) is Rule
 
-    def update(self, rules: Sequence[Rule]) -> None:
+    def update(self, rules: Sequence[Rule], skip: Tensor | None = None) -> None:
         active = tuple(k for k, rule in enumerate(rules) if rule.preserve_probability < 1.0)
-        if not active:
+        if not active or (skip is not None and bool(skip)):
             return
         tensors, first, num_tiles = self._table(active)
         filled = (_Rule * len(active))()

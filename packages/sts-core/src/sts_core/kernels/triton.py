@@ -110,15 +110,17 @@ class TritonKernel:
         self._num_weights = [s.numel() for s in students]
         self._num_rows = [s.shape[0] if s.dim() else 1 for s in students]
         self._row_sizes = [n // rows for n, rows in zip(self._num_weights, self._num_rows, strict=True)]
+        self._skip = self._never = torch.zeros(1, device=self._device)
         self._made: dict[tuple[str, object], Any] = {}
         self._gaps: tuple[float, Tensor] | None = None
 
     def supports(self, rule: Rule) -> bool:
         return type(rule) is Rule
 
-    def update(self, rules: Sequence[Rule]) -> None:
+    def update(self, rules: Sequence[Rule], skip: Tensor | None = None) -> None:
         if not self.pairs:
             return
+        self._skip = self._never if skip is None else skip
         with torch.cuda.device(self._students.get_device()):
             for teacher, rule in zip(self._teachers, rules, strict=True):
                 self._update_teacher(teacher, rule)
@@ -144,7 +146,7 @@ class TritonKernel:
         sizes, tiles = self._once(("tiles", weights), lambda: self._tiles(self._num_weights, weights))
         base, coefficient = _lerp_form(rule.momentum)
         own |= {"student_type": self._student_type, "base": base} | _OPTIONS
-        kernel[(len(tiles),)](teacher, self._students, sizes, tiles, coefficient, **own)
+        kernel[(len(tiles),)](teacher, self._students, sizes, tiles, self._skip, coefficient, **own)
 
     def _drawn_units(self, rule: Rule) -> dict[str, Tensor]:
         """Draw a flag for each unit, in a small launch of its own, and return what `update_units` reads of it."""

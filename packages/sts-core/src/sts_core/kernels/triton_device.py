@@ -47,6 +47,12 @@ def _tile_of_program(tiles):
 
 
 @triton.jit
+def _size(sizes, tensor, skip):
+    """The weights of a tensor; none if the flag says that this update does not take place."""
+    return tl.where(tl.load(skip) != 0, 0, tl.load(sizes + tensor))
+
+
+@triton.jit
 def _addresses(teachers, students, tensor, student_type: tl.constexpr):
     """The two pointers of a tensor."""
     teacher = tl.load(teachers + tensor).to(tl.pointer_type(tl.float32))
@@ -79,13 +85,13 @@ def _pull_tile(teacher, student, begin, size, coefficient, base: tl.constexpr, a
 
 @triton.jit(do_not_specialize=_RULE)
 def update_all(
-    teachers, students, sizes, tiles, coefficient,
+    teachers, students, sizes, tiles, skip, coefficient,
     student_type: tl.constexpr, base: tl.constexpr, aligned: tl.constexpr,
 ):  # fmt: skip
     """p = 0: every weight is updated."""
     tensor, tile = _tile_of_program(tiles)
     teacher, student = _addresses(teachers, students, tensor, student_type)
-    _pull_tile(teacher, student, tile * TILE, tl.load(sizes + tensor), coefficient, base, aligned)
+    _pull_tile(teacher, student, tile * TILE, _size(sizes, tensor, skip), coefficient, base, aligned)
 
 
 @triton.jit(do_not_specialize=_RULE)
@@ -101,13 +107,14 @@ def draw_units(flags, counts, tiles, first_unit, tags, threshold, step, seed):
 
 @triton.jit(do_not_specialize=_RULE)
 def update_units(
-    teachers, students, sizes, tiles, coefficient, flags, first_unit, unit_sizes,
+    teachers, students, sizes, tiles, skip, coefficient, flags, first_unit, unit_sizes,
     student_type: tl.constexpr, base: tl.constexpr, aligned: tl.constexpr,
 ):  # fmt: skip
     """Layers, modules and channels: a unit is a run of `unit_sizes` weights in memory, channels_last or not."""
     tensor, tile = _tile_of_program(tiles)
     teacher, student = _addresses(teachers, students, tensor, student_type)
-    size, unit_size, flag = tl.load(sizes + tensor), tl.load(unit_sizes + tensor), flags + tl.load(first_unit + tensor)
+    size, unit_size = _size(sizes, tensor, skip), tl.load(unit_sizes + tensor)
+    flag = flags + tl.load(first_unit + tensor)
     begin = tile * TILE
     unit = begin // unit_size
     if (tl.minimum(begin + TILE, size) - 1) // unit_size == unit:  # one unit fills the tile: often nothing to do
@@ -150,7 +157,7 @@ def _updated_neurons(tile, tag, tie_tag, both, one, none, step, seed):
 
 @triton.jit(do_not_specialize=_RULE)
 def update_neurons_dense(
-    teachers, students, sizes, tiles, coefficient, rows, channels, tags, tie_tags, both, one, none, step, seed,
+    teachers, students, sizes, tiles, skip, coefficient, rows, channels, tags, tie_tags, both, one, none, step, seed,
     student_type: tl.constexpr, base: tl.constexpr,
 ):  # fmt: skip
     """Single weights, p below `masks.SPARSE_FROM`: a draw for each pair of weights."""
@@ -158,7 +165,7 @@ def update_neurons_dense(
     teacher, student = _addresses(teachers, students, tensor, student_type)
     tag, tie_tag = tl.load(tags + tensor), tl.load(tie_tags + tensor)
     index = tile * TILE + tl.arange(0, TILE)
-    inside = index < tl.load(sizes + tensor)
+    inside = index < _size(sizes, tensor, skip)
     updated = _updated_neurons(tile, tag, tie_tag, both, one, none, step, seed) & inside
     offset = _memory_offset(index, tl.load(rows + tensor), tl.load(channels + tensor))
     _pull(teacher + offset, student + offset, updated, coefficient, base)
@@ -176,14 +183,14 @@ def _gap(words, thresholds):
 
 @triton.jit(do_not_specialize=_RULE)
 def update_neurons_sparse(
-    teachers, students, sizes, tiles, coefficient, rows, channels, tags, thresholds, step, seed,
+    teachers, students, sizes, tiles, skip, coefficient, rows, channels, tags, thresholds, step, seed,
     student_type: tl.constexpr, base: tl.constexpr,
 ):  # fmt: skip
     """Single weights, large p: a program finds the updated weights of a block by their gaps, many draws at once."""
     tensor, block = _tile_of_program(tiles)
     teacher, student = _addresses(teachers, students, tensor, student_type)
     row, channel, tag = tl.load(rows + tensor), tl.load(channels + tensor), tl.load(tags + tensor)
-    length = tl.minimum(tl.load(sizes + tensor) - block * BLOCK, BLOCK)
+    length = tl.minimum(_size(sizes, tensor, skip) - block * BLOCK, BLOCK)
     position = block * _CALLS_PER_BLOCK + tl.arange(0, _CALLS_AT_ONCE)
     decided = length * 0  # weights of the block that are behind us
     while decided < length:

@@ -1,9 +1,10 @@
-"""What stops a run that no longer makes sense: a non-finite loss, or collapsed features."""
+"""What stops a run that no longer makes sense: a non-finite loss or gradient, or collapsed features."""
 
 import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,18 +16,37 @@ from sts_core.distributed import agree, gather_objects, rank
 from sts_methods.batch import Batch
 
 Reaction = Literal["stop", "warn"]
+Outcome = Literal["applied", "overflowed", "left out"]
+"""What became of a step: float16 gradients that overflowed are skipped without a word, as their scaler means to."""
 
 
 class NonFiniteLossError(StsError, ArithmeticError):
-    """The loss is NaN or infinite."""
+    """The loss, a gradient or a weight is NaN or infinite."""
 
 
 class CollapseError(StsError, RuntimeError):
     """The features carry no information any more."""
 
 
+@dataclass(frozen=True)
+class _Watched:
+    """A step of which the host does not know yet whether the device has skipped it."""
+
+    step: int
+    skip: Tensor
+    """The flag, on its way to the host."""
+    arrived: torch.Event | None
+    """When it is there; None if it is there at once."""
+    loss: Tensor
+    indices: list[Tensor]
+
+
 class Guard:
-    """Watches losses and health metrics, saves the indices of offending batches and stops or warns."""
+    """Watches gradients, losses and health metrics, saves the indices of offending batches and stops or warns.
+
+    The device leaves an offending batch out by itself. The host only looks at the step before the one that it has
+    just handed over, so that it never waits for the device to finish.
+    """
 
     def __init__(
         self,
@@ -35,24 +55,54 @@ class Guard:
         on_nonfinite: Reaction,
         on_collapse: Reaction,
         least: Mapping[str, float],
+        scaled: bool,
     ) -> None:
         self.folder = folder
         self.on_nonfinite: Reaction = on_nonfinite
         self.on_collapse: Reaction = on_collapse
         self.least = {name: bound for name, bound in least.items() if bound > 0.0}
         """The smallest healthy value of a metric."""
+        self.scaled = scaled
+        """Whether gradients are scaled, and may overflow."""
         self._collapsed = False
+        self._watched: _Watched | None = None
 
-    def accepts(self, loss: Tensor, batches: Sequence[Batch], step: int) -> bool:
-        """Whether this loss's gradients may be applied; asked on every rank at every step, before the optimizer."""
-        if not agree(not math.isfinite(loss.item()), loss.device):
-            return True
-        path = self._save_offender("nonfinite", batches, step, {"loss": loss.item()})
-        message = f"the loss must be finite, got {loss.item()} on this rank at step {step} (batch indices in {path})"
+    def watch(self, step: int, skip: Tensor, loss: Tensor, batches: Sequence[Batch]) -> None:
+        """Send the flag of a step to the host; every rank calls this at every step."""
+        on_gpu = skip.device.type == "cuda"
+        flag = skip.to("cpu", non_blocking=on_gpu)
+        arrived = torch.Event(skip.device) if on_gpu else None
+        if arrived is not None:
+            arrived.record()
+        self._watched = _Watched(step, flag, arrived, loss, [batch.indices for batch in batches])
+
+    def outcome(self) -> Outcome:
+        """What became of the step last watched; stops or warns if a loss or gradient of any rank is not finite."""
+        assert self._watched is not None, "watch comes before outcome"
+        step = self._watched
+        if step.arrived is not None and not step.arrived.query():
+            step.arrived.synchronize()
+        if not step.skip:
+            return "applied"
+        # Rare, and the same on all ranks, whose gradients are equal: now they may talk to each other.
+        loss = step.loss.item()
+        bad_loss = agree(not math.isfinite(loss), step.loss.device)
+        if self.scaled and not bad_loss:
+            return "overflowed"
+        self._react("loss" if bad_loss else "gradients", step, loss)
+        return "left out"
+
+    def _react(self, what: str, step: _Watched, loss: float) -> None:
+        path = self._save_offender("nonfinite", step.indices, step.step, {"loss": loss})
+        found = (
+            "the gradients must be finite, but are not"
+            if what == "gradients"
+            else (f"the loss must be finite, got {loss} on this rank")
+        )
+        message = f"{found} at step {step.step} (batch indices in {path})"
         if self.on_nonfinite == "stop":
             raise NonFiniteLossError(f"{message}: start a new run with a lower learning rate or in float32")
-        warnings.warn(f"{message}: the update was left out", UserWarning, stacklevel=3)
-        return False
+        warnings.warn(f"{message}: the update was left out", UserWarning, stacklevel=4)
 
     def check_weights(self, tensors: Iterable[tuple[str, Tensor]], step: int) -> None:
         """Raise if a tensor is not finite, so that no checkpoint holds it: gradients may overflow before the loss."""
@@ -74,7 +124,7 @@ class Guard:
         if self._collapsed:
             return
         self._collapsed = True
-        path = self._save_offender("collapse", batches, step, low)
+        path = self._save_offender("collapse", [batch.indices for batch in batches], step, low)
         found = " and ".join(f"{name} is {value:.3g}, below {self.least[name]:g}" for name, value in low.items())
         message = f"the features have collapsed at step {step}: {found} (batch indices in {path})"
         if self.on_collapse == "stop":
@@ -83,11 +133,11 @@ class Guard:
             )
         warnings.warn(f"{message}; training continues", UserWarning, stacklevel=3)
 
-    def _save_offender(self, reason: str, batches: Sequence[Batch], step: int, values: Mapping[str, float]) -> Path:
+    def _save_offender(self, reason: str, indices: list[Tensor], step: int, values: Mapping[str, float]) -> Path:
         """Write the global batch's indices, rank by rank, to <folder>/offending/<reason>-step-<step>.json on rank 0."""
         path = self.folder / "offending" / f"{reason}-step-{step:08d}.json"
         mine = {
-            "indices": [batch.indices.tolist() for batch in batches],
+            "indices": [batch.tolist() for batch in indices],
             **{name: value if math.isfinite(value) else str(value) for name, value in values.items()},
         }
         ranks = gather_objects(mine)

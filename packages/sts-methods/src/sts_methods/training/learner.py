@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,13 @@ from sts_methods.batch import Batch
 from sts_methods.methods.base import StudentTeacherMethod
 from sts_methods.runs.runtime import Runtime
 from sts_methods.training.config import TrainingConfig
-from sts_methods.training.optimizers import build_optimizer, learning_rate, set_learning_rate_
+from sts_methods.training.optimizers import (
+    build_optimizer,
+    learning_rate,
+    nonfinite,
+    set_learning_rate_,
+    step_unless_,
+)
 from sts_methods.training.precision import autocast_dtype
 
 
@@ -47,57 +53,72 @@ class Learner:
         _check_buffers(config.smoothing.buffers, method)
         self._dtype = autocast_dtype(config.precision, runtime.device)
         self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=self._dtype == torch.float16)
-        self.optimizer = build_optimizer(self.method, config.optimizer, scaled=self.scaler.is_enabled())
+        self.optimizer = build_optimizer(self.method, config.optimizer)
         self.smoother = Smoother(
             student=method.student, teacher=method.teacher, config=config.smoothing, seed=config.seed
         )
         self.bank = TeacherBank(student=method.student, configs=config.bank, seed=config.seed) if config.bank else None
         self._wrapped: nn.Module = runtime.wrap(self.method)
-        self._buffers_before: dict[str, Tensor] = {}
+        self.skip = torch.zeros((), device=self.device)
+        """1 if the last gradients, of any rank, or their losses are not finite: then student and teacher stay."""
 
     def accumulate_gradients(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """Gradients of the mean loss over the micro-batches; the mean loss and metrics, detached."""
         self.optimizer.zero_grad(set_to_none=True)
+        buffers = {}
         if self.config.on_nonfinite == "warn":
-            self._buffers_before = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
+            buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
         totals: dict[str, Tensor] = {}
         for number, batch in enumerate(batches, start=1):
             with self._synchronised(number == len(batches)):
                 with torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None):
                     result = self._wrapped(self._laid_out(batch))
                 loss = result.loss / len(batches)
-                self.scaler.scale(loss).backward()
+                self.scaler.scale(loss).backward(_one_if_finite(loss.detach()))
             for name, value in {"loss": result.loss, **result.metrics}.items():
                 share = value.detach().float() / len(batches)
                 totals[name] = totals[name] + share if name in totals else share
+        self.skip = self._look_at_gradients()
+        self._forget_batches(buffers)
         return totals
 
-    @torch.no_grad()
-    def forget_batches(self) -> None:
-        """Take back what the last forward passes left in buffers: batch norm statistics, a queue, a centre."""
-        for name, buffer in self.method.named_buffers():
-            buffer.copy_(self._buffers_before[name])
+    def _look_at_gradients(self) -> Tensor:
+        """The flag `skip`, which stays on the device; gradients that were scaled for float16 are unscaled."""
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+            (found,) = self.scaler._found_inf_per_device(self.optimizer).values()
+            return cast(Tensor, found)
+        return nonfinite(self._trained(), self.device)
 
-    def update_student(self, step: int) -> bool:
-        """One optimizer step; False if the scaler left it out because scaled float16 gradients overflowed."""
+    @torch.no_grad()
+    def _forget_batches(self, before: Mapping[str, Tensor]) -> None:
+        """If `skip`, take back what the last forward passes left in buffers: statistics, a queue, a centre."""
+        if self.device.type == "cpu" and not self.skip:
+            return
+        now = dict(self.method.named_buffers())
+        for name, old in before.items():
+            torch.where(self.skip.bool(), old, now[name], out=now[name])
+
+    def update_student(self, step: int) -> None:
+        """One optimizer step, unless `skip`."""
         set_learning_rate_(self.optimizer, self.learning_rate(step))
         self.method.adjust_gradients_(step)
         if self.config.optimizer.clip_gradient_norm is not None:
-            self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self._trained(), self.config.optimizer.clip_gradient_norm)
-        if not self.scaler.is_enabled():
-            self.optimizer.step()
-            return True
-        before = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
+        step_unless_(self.skip, self.optimizer)
         self.scaler.update()
-        return self.scaler.get_scale() >= before
 
     def update_teacher(self, step: int) -> None:
-        """One smoother update, of the method's teacher and of every teacher in the bank."""
-        self.smoother.update(momentum=self.momentum(step))
+        """One smoother update, unless `skip`, of the method's teacher and of every teacher in the bank."""
+        self.smoother.update(momentum=self.momentum(step), skip=self.skip)
         if self.bank is not None:
-            self.bank.update()
+            self.bank.update(skip=self.skip)
+
+    def take_back(self) -> None:
+        """The last step was skipped, the host has learnt: its update of the teachers does not count."""
+        self.smoother.take_back()
+        if self.bank is not None:
+            self.bank.take_back()
 
     def learning_rate(self, step: int) -> float:
         return learning_rate(
@@ -167,6 +188,11 @@ def _check_buffers(buffers: Buffers, method: StudentTeacherMethod) -> None:
             UserWarning,
             stacklevel=4,
         )
+
+
+def _one_if_finite(loss: Tensor) -> Tensor:
+    """The gradient that a backward pass starts from; NaN for a loss that is none, which so reaches the other ranks."""
+    return 1.0 + (loss - loss)
 
 
 def _channels_last(images: Tensor) -> Tensor:

@@ -57,12 +57,10 @@ def fit(
         for step in range(run.step, run.last_step):
             batches = next(run.batches)
             metrics = run.learner.accumulate_gradients(batches)
-            accepted = run.guard.accepts(metrics["loss"], batches, step)
-            if not accepted:
-                run.learner.forget_batches()
-            elif run.learner.update_student(step):
-                run.learner.update_teacher(step)
-            run.end_step(metrics if accepted else None, batches)
+            run.settle()
+            run.learner.update_student(step)
+            run.learner.update_teacher(step)
+            run.end_step(metrics, batches)
         run.save_backbones()
     finally:
         run.close()

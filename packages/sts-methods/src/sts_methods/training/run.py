@@ -51,6 +51,7 @@ class Run:
             on_nonfinite=config.on_nonfinite,
             on_collapse=config.on_collapse,
             least={"feature_std": config.collapse_feature_std, "effective_rank": config.collapse_effective_rank},
+            scaled=self.learner.scaler.is_enabled(),
         )
         self.drift = self._drift_tracker() if config.track_drift else None
         self.step = 0
@@ -61,6 +62,7 @@ class Run:
         self._restore()
         self.batches = self.data.steps(self.step)
         self._window, self._num_images, self._num_left_out = MetricWindow(), 0, 0
+        self._unsettled: Mapping[str, Tensor] | None = None
         self._logged_at = self._saved_at = time.monotonic()
 
     def start(self) -> None:
@@ -81,13 +83,23 @@ class Run:
             self.data.label_split.save(self.runtime.folder / "labels.json")
         verify_ranks(self.learner.named_tensors(), device=self.runtime.device)
 
-    def end_step(self, metrics: Mapping[str, Tensor] | None, batches: Sequence[Batch]) -> None:
-        """Count the step, whose metrics are None if it was left out; verify, log and save when it is time to."""
-        self.step += 1
-        if metrics is None:
+    def settle(self) -> None:
+        """Learn whether the last step's update and metrics count; called before the next one changes anything."""
+        if self._unsettled is None:
+            return
+        metrics, self._unsettled = self._unsettled, None
+        outcome = self.guard.outcome()
+        if outcome != "applied":
+            self.learner.take_back()
+        if outcome == "left out":
             self._num_left_out += 1
         else:
             self._window.add(metrics)
+
+    def end_step(self, metrics: Mapping[str, Tensor], batches: Sequence[Batch]) -> None:
+        """Count the step; verify, log and save when it is time to."""
+        self.guard.watch(self.step, self.learner.skip, metrics["loss"], batches)
+        self.step, self._unsettled = self.step + 1, metrics
         self._num_images += sum(_num_images(batch) for batch in batches) * self.runtime.world_size
         last = self.step == self.last_step
         if self._every(self.config.verify_ranks_every_steps) or last:
@@ -98,6 +110,7 @@ class Run:
         log = bool(drift) or last or self._every(self.config.log_every_steps)
         save = last or self._every(self.config.checkpoint_every_steps) or (log and self._minutes_passed())
         if log or save:
+            self.settle()
             self._report(batches, drift, save=save)
 
     def save_backbones(self) -> None:
