@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from sts_methods import CheckpointError, LocalRuntime, RunPlan
@@ -68,3 +69,35 @@ def test_listeners_are_closed_even_when_the_last_checkpoint_could_not_be_written
     with pytest.raises(CheckpointError, match="full"):
         runtime.close()
     assert heard == ["close"]
+
+
+def test_a_checkpoint_that_is_asked_for_comes_after_the_next_step_and_goes_with_the_next_that_is_due(
+    tmp_path: Path,
+) -> None:
+    answers: list[list[int]] = []
+    asked = iter([False, False, True, False, False, False])
+
+    def request() -> Callable[[], None] | None:
+        return (lambda: answers.append(runtime.checkpoints.steps())) if next(asked) else None
+
+    runtime = LocalRuntime(tmp_path, progress=False, request=request)
+    config = tiny.tiny_config(steps=6, checkpoint_every_steps=2, keep_checkpoints=2)
+    tiny.tiny_fit(config, runtime)
+    assert answers == [[2, 3]]
+    assert runtime.checkpoints.steps() == [4, 6]
+
+
+def test_a_run_that_resumes_from_a_checkpoint_ahead_of_time_is_the_run_that_nobody_disturbed(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    config = tiny.tiny_config(steps=5, checkpoint_every_steps=5)
+    steps = iter(range(1, 6))
+    disturbed = LocalRuntime(tmp_path / "a", progress=False, request=lambda: stop if next(steps) == 3 else None)
+    with pytest.raises(KeyboardInterrupt):
+        tiny.tiny_fit(config, disturbed)
+    assert disturbed.checkpoints.steps() == [3]
+    resumed = tiny.tiny_fit(config, LocalRuntime(tmp_path / "a", progress=False))
+    calm = tiny.tiny_fit(config, LocalRuntime(tmp_path / "b", progress=False))
+    expected, found = calm.method.state_dict(), resumed.method.state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)

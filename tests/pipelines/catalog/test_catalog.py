@@ -83,6 +83,14 @@ def test_quickstart_compares_four_teachers_under_equal_conditions() -> None:
     assert len(others) == 1
 
 
+def test_small_pipelines_train_in_process_where_they_are_fastest_and_only_quickstart_shows_ray() -> None:
+    runs = [CATALOG[name].build() for name in CATALOG if CATALOG[name].hardware == "2 CPU cores"]
+    small = [base_of(config) for config in runs if not isinstance(config, SweepConfig)]
+    on_ray = [pipeline.name for pipeline in small if pipeline.cluster.num_workers > 0]
+    assert len(small) > 10
+    assert on_ray == ["quickstart"]
+
+
 def test_the_p_by_m_sweep_has_the_paper_s_grid() -> None:
     recipe = CATALOG["byol-imagenet-p-by-m"].build()
     assert isinstance(recipe, SweepConfig)

@@ -1,4 +1,4 @@
-"""Ctrl-C ends sts whatever it is stuck in: after a while by itself, and at once when it is pressed again."""
+"""Signals end sts whatever it is stuck in: after a while by themselves, and at once when they come again."""
 
 import signal
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sts_methods import CheckpointStore
 from sts_pipelines.cli import interrupts
 from sts_pipelines.cli.main import main
 from tests import processes
@@ -34,6 +35,7 @@ def run(arguments, overrides):
 ready, seconds = sys.argv.pop(), float(sys.argv.pop())
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores SIGINT
 list_.run = run
+{before}
 command.end_promptly = functools.partial(interrupts.end_promptly, seconds)
 sys.exit(command.main())
 """
@@ -51,8 +53,9 @@ STOPPED = "sts: stopped; the same command continues from the newest checkpoint"
 LAST_LINE = "sts: stopped at once; rerun the same command to resume from the newest checkpoint"
 
 
-def start(body: str, tmp_path: Path, *, seconds_to_stop: float) -> processes.Process:
-    command = [*(sys.executable, "-c", SCRIPT.format(body=body), "list"), seconds_to_stop, tmp_path / "ready"]
+def start(body: str, tmp_path: Path, *, seconds_to_stop: float, before: str = "") -> processes.Process:
+    script = SCRIPT.format(body=body, before=before)
+    command = [*(sys.executable, "-c", script, "list"), seconds_to_stop, tmp_path / "ready"]
     process = processes.Process(command, stderr=processes.PIPE, text=True)
     processes.wait_until((tmp_path / "ready").exists, process, seconds=60)
     time.sleep(0.2)  # from the mark to the wait itself
@@ -107,6 +110,60 @@ def test_a_process_ends_although_nobody_reads_what_it_prints(tmp_path: Path) -> 
         process.send_signal(signal.SIGINT)
         processes.wait_until(lambda: not processes.is_running(process.pid), process, seconds=60)
     assert process.returncode == -signal.SIGALRM
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("body", ["forever()", "stuck()"], ids=["waits", "is stuck"])
+def test_sigterm_and_sighup_end_a_process_with_their_own_code(body: str, number: int, tmp_path: Path) -> None:
+    with start(body, tmp_path, seconds_to_stop=2) as process:
+        process.send_signal(number)
+        _, errors = processes.finish(process, seconds=60)
+    assert process.returncode == 128 + number
+    assert errors.splitlines()[-1] == (STOPPED if body == "forever()" else LAST_LINE)
+
+
+def test_nohup_s_choice_is_respected(tmp_path: Path) -> None:
+    with start(
+        "time.sleep(1)", tmp_path, seconds_to_stop=600, before="signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    ) as process:
+        process.send_signal(signal.SIGHUP)
+        processes.finish(process, seconds=60)
+    assert process.returncode == 1  # what None makes of it: it ran to its end
+
+
+FOR_EVER = ("--steps", "100000", "--log-every-steps", "1", "--checkpoint-every-steps", "100000")
+
+
+def start_training(tmp_path: Path) -> processes.Process:
+    command = [*(sys.executable, "-m", "sts_pipelines", "run", "byol-digits-sts"), *FOR_EVER]
+    command += ["--cluster.storage-path", str(tmp_path)]
+    process = processes.Process(command, stdout=processes.DEVNULL, stderr=processes.PIPE, text=True)
+    processes.wait_until(lambda: any(tmp_path.glob("*/metrics.jsonl")), process, seconds=200)
+    return process
+
+
+def checkpoints(tmp_path: Path) -> list[int]:
+    (folder,) = tmp_path.glob("byol-digits-sts-*")
+    return CheckpointStore(folder / "checkpoints").steps()
+
+
+def test_sigterm_saves_a_checkpoint_before_the_end(tmp_path: Path) -> None:
+    with start_training(tmp_path) as process:
+        process.send_signal(signal.SIGTERM)
+        _, errors = processes.finish(process, seconds=100)
+    assert process.returncode == 143
+    assert errors.splitlines()[-1] == STOPPED
+    assert len(checkpoints(tmp_path)) == 1
+
+
+def test_sigusr1_saves_a_checkpoint_and_training_goes_on(tmp_path: Path) -> None:
+    with start_training(tmp_path) as process:
+        process.send_signal(signal.SIGUSR1)
+        processes.wait_until(lambda: checkpoints(tmp_path) != [], process, seconds=100)
+        (metrics,) = tmp_path.glob("*/metrics.jsonl")
+        logged = len(metrics.read_text().splitlines())
+        processes.wait_until(lambda: len(metrics.read_text().splitlines()) > logged, process, seconds=100)
+        assert process.poll() is None
 
 
 NO_SECOND_PRESS = {

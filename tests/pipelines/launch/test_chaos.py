@@ -24,6 +24,7 @@ Below = Callable[[int], dict[int, str]]
 STEPS = 160
 """Workers keep running for about two seconds, or 20 steps, when their driver is killed: they must not reach the end."""
 FLAGS = (
+    *("--cluster.num-workers", "2"),
     *("--steps", str(STEPS), "--checkpoint-every-steps", "4", "--log-every-steps", "1"),
     *("--verify-ranks-every-steps", "4", "--keep-checkpoints", "20", "--evaluation.after-training", ""),
 )

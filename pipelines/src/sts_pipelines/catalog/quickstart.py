@@ -19,10 +19,10 @@ def quickstart() -> "ComparisonConfig":
     and a report with plots. The data is embedded; what it shows is that the pipeline works, not that STS wins.
     """
     from sts_methods.recipes import self_supervised_teacher
-    from sts_pipelines.catalog.configs import byol_small
+    from sts_pipelines.catalog.configs import TWO_CPUS, byol_small
     from sts_pipelines.config.pipeline import ComparisonConfig
 
-    base = byol_small("quickstart", dataset="digits", m=0.9, p=0.7)
+    base = replace(byol_small("quickstart", dataset="digits", m=0.9, p=0.7), cluster=TWO_CPUS)
     base = replace(base, training=replace(base.training, steps=110))  # five epochs, to stay well below three minutes
     cells = {"none": (0.0, 0.0), "tma": (0.9, 0.0), "se": (0.0, 0.9), "sts": (0.9, 0.7)}
     variants = {name: self_supervised_teacher(m, p) for name, (m, p) in cells.items()}

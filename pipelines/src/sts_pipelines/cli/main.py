@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from sts_pipelines import __version__
-from sts_pipelines.cli.interrupts import end_promptly
+from sts_pipelines.cli.interrupts import code_of_signal, end_promptly, leave_with
 from sts_pipelines.cli.verbs import VERBS
 from sts_pipelines.plugins import also_import
 
@@ -74,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; without `argv` it is this process's command, which Ctrl-C must end."""
     if argv is None:
         end_promptly()
+        # Threads that wait for one another spin otherwise: beside other jobs, training became 60 times slower.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     modules, tokens = split_imports(sys.argv[1:] if argv is None else argv)
     parser, by_name = build_parser()
     overrides: list[str] = []
@@ -84,7 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args(tokens)
     except SystemExit as finished:  # argparse leaves this way after --help and after an error
         return int(finished.code or 0)
-    return _run(VERBS[arguments.verb], arguments, overrides, modules)
+    code = _run(VERBS[arguments.verb], arguments, overrides, modules)
+    if argv is None:
+        leave_with(code)
+    return code
 
 
 def split_imports(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -107,9 +112,9 @@ def _run(verb: ModuleType, arguments: argparse.Namespace, overrides: list[str], 
         if modules:
             also_import(modules)
         return int(verb.run(arguments, overrides))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # the latter while Ray starts: its handler of SIGTERM
         print("sts: stopped; the same command continues from the newest checkpoint", file=sys.stderr)
-        return 130
+        return code_of_signal()
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

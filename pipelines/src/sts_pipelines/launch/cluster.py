@@ -73,7 +73,8 @@ def ray_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
         with _local_cluster(config, num_cpus=num_cpus), _plain_interrupts():
             yield
     else:
-        _connect(config)
+        with _own_handler(signal.SIGTERM):
+            _connect(config)
         try:
             with _plain_interrupts():
                 yield
@@ -84,14 +85,22 @@ def ray_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
 @contextlib.contextmanager
 def _plain_interrupts() -> Iterator[None]:
     """Ray Train answers Ctrl-C with sys.exit, and leaves its handler behind: make it a KeyboardInterrupt again."""
-    handler = signal.getsignal(signal.SIGINT)
+    with _own_handler(signal.SIGINT):
+        try:
+            yield
+        except SystemExit as error:
+            raise KeyboardInterrupt from error
+
+
+@contextlib.contextmanager
+def _own_handler(number: int) -> Iterator[None]:
+    """Put back the handler of a signal that the body takes over."""
+    handler = signal.getsignal(number)
     try:
         yield
-    except SystemExit as error:
-        raise KeyboardInterrupt from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, handler)
+            signal.signal(number, handler)
 
 
 def local_resources() -> dict[str, float]:
@@ -199,7 +208,7 @@ def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
     current.parent.mkdir()
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _only_cluster(session):
+            with _only_cluster(session), _own_handler(signal.SIGTERM):
                 connection = _init(config, session, num_cpus=num_cpus)
             break
         except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting

@@ -1,11 +1,14 @@
 """Training pipelines by name: in this process, or by a group of Ray Train workers that survives being killed."""
 
 import json
+import sys
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from sts_core import StsError
 from sts_methods import default_device
@@ -16,6 +19,7 @@ from sts_pipelines.evaluation.settings import prefer_asked
 from sts_pipelines.launch.cluster import ray_cluster
 from sts_pipelines.launch.job import Job, _is_complete, write_config
 from sts_pipelines.launch.progress import Watcher
+from sts_pipelines.launch.requests import answered_in
 from sts_pipelines.launch.storage import mirror_of
 from sts_pipelines.launch.trackers import check_installed
 from sts_pipelines.launch.worker import evaluate_together, train_in_process, worker
@@ -38,15 +42,20 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
     cluster = jobs[0].pipeline.cluster
     if jobs[0].train:
         check_installed(jobs[0].pipeline.tracking)
-    if cluster.num_workers == 0:
-        evaluate_together(jobs, device=default_device())
-        _raise_failed([failed for job in jobs for failed in attempt([job], _train_in_process)], jobs)
-        return
-    if all(_is_complete(job) for job in jobs):  # not worth the start of a cluster
-        for job in jobs:
-            if job.pipeline.evaluation.after_training:
-                prefer_asked(job.folder, job.pipeline)
-        return
+    with answered_in([job.folder for job in jobs]):
+        if cluster.num_workers == 0:
+            evaluate_together(jobs, device=default_device())
+            _raise_failed([failed for job in jobs for failed in attempt([job], _train_in_process)], jobs)
+        elif all(_is_complete(job) for job in jobs):  # not worth the start of a cluster
+            for job in jobs:
+                if job.pipeline.evaluation.after_training:
+                    prefer_asked(job.folder, job.pipeline)
+        else:
+            _launch_on_ray(jobs, name=name, folder=folder)
+
+
+def _launch_on_ray(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
+    cluster = jobs[0].pipeline.cluster
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
     with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):
         failed = attempt(jobs, partial(train_on_ray, name=name, folder=folder, max_failures=cluster.max_failures))
@@ -74,7 +83,16 @@ def attempt(jobs: Sequence[Job], train: Callable[[Sequence[Job]], None]) -> list
 def _train_in_process(jobs: Sequence[Job]) -> None:
     for job in jobs:
         write_config(job)
+        if job.train:
+            print(f"{job.label}: {_place()}", file=sys.stderr, flush=True)
         train_in_process(job)
+
+
+def _place() -> str:
+    """Where training in process happens, since the choice is ours."""
+    device = default_device()
+    by = f"{torch.get_num_threads()} CPU threads" if device.type == "cpu" else str(device)
+    return f"training in this process on {by}, without Ray (--cluster.num-workers 0)"
 
 
 def _raise_failed(failed: Sequence[Failed], jobs: Sequence[Job]) -> None:

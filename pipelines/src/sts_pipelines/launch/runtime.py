@@ -18,6 +18,7 @@ from sts_methods import LocalRuntime, RunListener, RunPlan
 from sts_pipelines.errors import RunError
 from sts_pipelines.launch.job import Job
 from sts_pipelines.launch.progress import write_plan
+from sts_pipelines.launch.requests import ask, request_in
 from sts_pipelines.launch.storage import Mirror
 from sts_pipelines.launch.trackers import Tracker, build_trackers
 
@@ -38,7 +39,14 @@ def build_runtime(
     """
     trackers = TrackerFeed(build_trackers(job.pipeline, job.folder))
     parts = (PlanNote(job.folder, label=job.label), trackers, storage, *also)
-    return LocalRuntime(job.folder, device=device, progress=progress, write_config=False, listeners=parts)
+    return LocalRuntime(
+        job.folder,
+        device=device,
+        progress=progress,
+        write_config=False,
+        listeners=parts,
+        request=request_in(job.folder),
+    )
 
 
 class _Part:
@@ -145,6 +153,21 @@ class StorageCopy(_Part):
 def _wait_for_all() -> None:
     if world_size() > 1:
         dist.barrier()
+
+
+class PreemptionNotice(_Part):
+    """Asks for a checkpoint when Ray knows that a machine will be taken away; looks whenever metrics are logged."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._asked = folder, False
+
+    def report(self, metrics: Mapping[str, float], saved: Callable[[], None] | None) -> None:
+        import ray.train
+
+        if not self._asked and ray.train.get_preemption_info() is not None:  # all ranks ask Ray, and hear the same
+            self._asked = True
+            if rank() == 0:
+                ask(self.folder)
 
 
 class RayReport(_Part):

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from sts_core import StsError
 from sts_core.distributed import rank
 from sts_core.files import write_atomically
-from sts_methods import LocalRuntime, fit
+from sts_methods import LocalRuntime, RunListener, fit
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.evaluation.bank import evaluate_bank
 from sts_pipelines.evaluation.evaluator import evaluate_run, measure_of, share_passes, shared_evaluations
 from sts_pipelines.launch.job import Job, run_lock, write_config
-from sts_pipelines.launch.runtime import RayReport, StorageCopy, build_runtime, worker_device
+from sts_pipelines.launch.runtime import PreemptionNotice, RayReport, StorageCopy, build_runtime, worker_device
 from sts_pipelines.launch.storage import mirror_of
 from sts_pipelines.launch.warnings_log import warnings_noted
 
@@ -52,8 +52,10 @@ def _train_on_ray(job: Job, *, metric: str | None) -> None:
         write_config(job)  # this machine need not be the driver's
     leads_machine = ray.train.get_context().get_local_rank() == 0
     storage = StorageCopy(mirror_of(job.pipeline.cluster.storage_path, job.folder), leads_machine=leads_machine)
-    report = RayReport(None if metric is None else measure_of(job.pipeline, metric))
-    train_job(job, build_runtime(job, storage, also=[report], device=worker_device(), progress=False), storage)
+    also: list[RunListener] = [RayReport(None if metric is None else measure_of(job.pipeline, metric))]
+    if job.pipeline.cluster.address is not None:  # a local cluster has nobody who would know
+        also.append(PreemptionNotice(job.folder))
+    train_job(job, build_runtime(job, storage, also=also, device=worker_device(), progress=False), storage)
 
 
 def evaluate_together(jobs: Sequence[Job], *, device: torch.device) -> None:

@@ -25,6 +25,7 @@ from sts_pipelines.evaluation.settings import is_evaluated, prefer_asked
 from sts_pipelines.launch.cluster import TRIAL_CPUS, local_resources, ray_cluster
 from sts_pipelines.launch.driver import attempt, launch, train_on_ray
 from sts_pipelines.launch.job import Job
+from sts_pipelines.launch.requests import answered_in
 from sts_pipelines.sweep.outcomes import (
     Outcome,
     applied_values,
@@ -112,7 +113,8 @@ def _tune(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
     jobs = {trial.name: job_of(trial, config.pipeline, folder).to_plain() for trial in trials}
     groups = _groups(list(jobs), grid.cells_per_trial if grid.search != "asha" else 1)
     concurrent = grid.max_concurrent or num_trials_at_a_time(local_resources(), cluster)
-    with ray_cluster(cluster, num_cpus=concurrent * (cluster.num_workers * cluster.cpus_per_worker + TRIAL_CPUS)):
+    num_cpus = concurrent * (cluster.num_workers * cluster.cpus_per_worker + TRIAL_CPUS)
+    with answered_in([folder / trial.name for trial in trials]), ray_cluster(cluster, num_cpus=num_cpus):
         import ray
         from ray import tune
 

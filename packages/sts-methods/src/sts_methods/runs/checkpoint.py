@@ -29,6 +29,7 @@ from sts_core import CheckpointError
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
+_AHEAD = "ahead"  # marks a checkpoint that evaluations of the last few must not count: it goes with the next
 
 
 def write_checkpoint(folder: str | Path, state: Mapping[str, Any]) -> None:
@@ -116,7 +117,7 @@ class CheckpointStore:
         self.skipped = 0
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
-        self._waiting: tuple[int, dict[str, Any]] | None = None
+        self._waiting: tuple[int, dict[str, Any], bool] | None = None
         self._failure: Exception | None = None
 
     def path(self, step: int) -> Path:
@@ -129,13 +130,13 @@ class CheckpointStore:
         found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
         return sorted(int(match.group(1)) for match in found if match)
 
-    def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Copy `state` now and write it in the background."""
+    def save(self, step: int, state: Mapping[str, Any], *, ahead: bool = False) -> None:
+        """Copy `state` now and write it in the background; one `ahead` of its time stays until the next."""
         copied = snapshot(state)
         with self._lock:
             failure, self._failure = self._failure, None
             self.skipped += self._waiting is not None
-            self._waiting = (step, copied)
+            self._waiting = (step, copied, ahead)
             if self._writer is None:
                 # Not a daemon: an interpreter that ends in good order finishes the write first.
                 self._writer = threading.Thread(target=self._write_waiting, name="checkpoint writer")
@@ -181,8 +182,11 @@ class CheckpointStore:
                     self._writer = None
                     return
             try:
-                write_checkpoint(self.path(waiting[0]), waiting[1])
-                self._prune(waiting[0])
+                step, state, ahead = waiting
+                write_checkpoint(self.path(step), state)
+                if ahead:
+                    (self.path(step) / _AHEAD).touch()
+                self._prune(step)
                 self._failure = None
             except Exception as error:  # whatever it is: training hears of it, and the next one is tried
                 self._failure = error
@@ -192,7 +196,8 @@ class CheckpointStore:
 
         So do steps beyond it: the run would not have come here from an earlier one had they been intact.
         """
-        kept = [step for step in self.steps() if step <= newest][-self.keep :]
+        due = [step for step in self.steps() if step <= newest and not (self.path(step) / _AHEAD).exists()]
+        kept = [*due[-self.keep :], newest]
         gone = [self.path(step) for step in self.steps() if step not in kept]
         for folder in (*gone, *self.folder.glob(".step-*")):
             _discard(folder)

@@ -175,7 +175,8 @@ class LocalRuntime:
         teacher.safetensors, student.safetensors (+ .json) at the end
 
     Calling `fit` again with the same folder carries on from the newest intact checkpoint. `listeners` take part in the
-    run; `write_config=False` is for a caller that writes the first two itself.
+    run; `write_config=False` is for a caller that writes the first two itself. `request`, called after every step on
+    rank 0, may ask for a checkpoint ahead of time: it returns None, or what to call when one is on disk.
     """
 
     def __init__(
@@ -187,6 +188,7 @@ class LocalRuntime:
         stream: TextIO | None = None,
         write_config: bool = True,
         listeners: Sequence[RunListener] = (),
+        request: Callable[[], Callable[[], None] | None] | None = None,
     ) -> None:
         join_process_group()
         self.folder = Path(folder)
@@ -196,6 +198,7 @@ class LocalRuntime:
         self.checkpoints = CheckpointStore(self.folder / "checkpoints")
         self.listeners = tuple(listeners)
         self._write_config, self._show_progress, self._stream = write_config, progress, stream
+        self._request = request
         self._display: ProgressDisplay | None = None
         self._method: nn.Module | None = None
 
@@ -243,6 +246,17 @@ class LocalRuntime:
                 self._display.show(metrics)
         for listener in self.listeners:
             listener.report(metrics, None if save is None else self.checkpoints.wait)
+
+    def end_step(self, step: int, save: Callable[[], dict[str, Any]]) -> None:
+        """Keep the checkpoint that `save` returns if one was asked for; rank 0 alone, which needs no other for it."""
+        answer = self._request() if self._request is not None and self.rank == 0 else None
+        if answer is None:
+            return
+        self.checkpoints.wait()
+        if step not in self.checkpoints.steps():
+            self.checkpoints.save(step, save(), ahead=True)
+            self.checkpoints.wait()
+        answer()
 
     def close(self) -> None:
         if self._display is not None:

@@ -58,6 +58,7 @@ class Run:
         """Optimizer steps done."""
         self.metrics: dict[str, float] = {}
         """The last metrics reported."""
+        self._end_step = getattr(runtime, "end_step", None)  # a runtime may do without
         self._config_json = resolved(config)
         self._restore()
         self.batches = self.data.steps(self.step)
@@ -112,6 +113,8 @@ class Run:
         if log or save:
             self.settle()
             self._report(batches, drift, save=save)
+        if self._end_step is not None:
+            self._end_step(self.step, self.state_dict)
 
     def save_backbones(self) -> None:
         """Rank 0 leaves teacher and student (.safetensors and .json each) and the bank's teachers in the run folder."""
