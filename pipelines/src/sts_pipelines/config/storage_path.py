@@ -18,10 +18,10 @@ def local_folder(storage_path: str, name: str) -> Path:
     if not is_uri(storage_path):
         return Path(storage_path).expanduser().absolute() / name
     runs = private_folder(Path(tempfile.gettempdir()) / f"sts-runs-{os.getuid()}")
-    return runs / _place(storage_path) / name
+    return runs / place_of(storage_path) / name
 
 
-def _place(uri: str) -> str:
+def place_of(uri: str) -> str:
     return hashlib.sha256(uri.encode()).hexdigest()[:12]
 
 

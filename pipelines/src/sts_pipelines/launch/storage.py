@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sts_pipelines.config.storage_path import _place, is_uri
+from sts_pipelines.config.storage_path import is_uri, place_of
 from sts_pipelines.errors import RunError, UsageError
 
 
@@ -105,7 +105,7 @@ def _is_newer(path: Path, mtime_ns: int | None) -> bool:
 
 def mirror_of(storage_path: str, folder: Path) -> Mirror | None:
     """The copy of a run folder, if its storage is a URI and the folder was not moved elsewhere since."""
-    _, place, name = folder.as_posix().partition(f"/{_place(storage_path)}/")
+    _, place, name = folder.as_posix().partition(f"/{place_of(storage_path)}/")
     if not is_uri(storage_path) or not place:
         return None
     uri, *options = storage_path.split("?", 1)  # s3://bucket/runs?endpoint_override=...

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from sts_core import ConfigError
 from sts_core.fields import free, incidental, is_free
 
-Backend = Literal["detectron2", "torchvision"]
+DetectorBackend = Literal["detectron2", "torchvision"]
 SPLIT_NAME = re.compile(r"voc_(\d{4})_(\w+)")
 
 
@@ -24,7 +24,7 @@ class DetectionConfig:
 
     data_root: str = incidental()
     """The folder that holds VOC2007 and VOC2012 (usually called VOCdevkit), or its parent."""
-    backend: Backend = free("detectron2")
+    backend: DetectorBackend = free("detectron2")
     """Which implementation of Faster R-CNN R50-C4; "torchvision" runs everywhere, the paper's rows use detectron2."""
     seed: int = free(0)
     """Order, augmentation, sampling and new layers are functions of this number, the iteration and the image."""
@@ -110,7 +110,7 @@ class DetectionConfig:
     """Iterations between lines of metrics."""
 
     def __post_init__(self) -> None:
-        if self.backend not in get_args(Backend):
+        if self.backend not in get_args(DetectorBackend):
             raise ConfigError(f"backend must be detectron2 or torchvision, got {self.backend!r}", fields=("backend",))
         _check_splits((*self.train_splits, self.test_split))
         for name in ("train_sizes", "anchor_sizes", "anchor_ratios", "train_splits"):

@@ -61,7 +61,7 @@ def load_backbone(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     """The backbone that `save_backbone` wrote, in eval mode on the CPU, and its manifest."""
     manifest, tensors_path = verify_backbone(path), _paths(path)[0]
     module = build_backbone(manifest["backbone"], stem=manifest["stem"])
-    _load_strictly(module, load_file(tensors_path), str(tensors_path))
+    load_strictly(module, load_file(tensors_path), str(tensors_path))
     return module.eval(), manifest
 
 
@@ -87,7 +87,7 @@ def verify_backbone(path: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def _load_strictly(
+def load_strictly(
     module: nn.Module, state: Mapping[str, Tensor], where: str, *, missing: Set[str] = frozenset()
 ) -> None:
     expected = set(module.state_dict()) - missing

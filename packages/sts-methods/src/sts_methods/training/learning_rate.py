@@ -9,7 +9,7 @@ from typing import Literal
 
 from sts_core import ConfigError
 
-Schedule = Literal["cosine", "cosine_7_16", "step", "constant"]
+RateSchedule = Literal["cosine", "cosine_7_16", "step", "constant"]
 
 
 def cosine(step: float, total_steps: float) -> float:
@@ -35,7 +35,7 @@ def linear_warmup(step: float, warmup_steps: float, *, start: float = 0.0) -> fl
 
 
 def learning_rate_factor(
-    schedule: Schedule,
+    schedule: RateSchedule,
     step: int,
     *,
     total_steps: int,

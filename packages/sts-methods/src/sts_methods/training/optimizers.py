@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from sts_core import ConfigError
-from sts_methods.training.learning_rate import Schedule, learning_rate_factor
+from sts_methods.training.learning_rate import RateSchedule, learning_rate_factor
 
 OptimizerName = Literal["sgd", "lars", "adamw"]
 
@@ -36,7 +36,7 @@ class OptimizerConfig:
     """Neither decay nor, in lars, rescale the parameters of normalisation layers and biases."""
     trust_coefficient: float = 1e-3  # DeepMind byol, configs/byol.py (eta)
     """LARS: learning rate of a layer relative to |weight| / |gradient|."""
-    schedule: Schedule = "cosine"
+    schedule: RateSchedule = "cosine"
     """cosine to 0, cosine_7_16 (FixMatch), step (times `decay` at each milestone) or constant."""
     warmup_epochs: float = 0.0
     """Linear warm-up before the schedule starts."""
@@ -53,7 +53,7 @@ class OptimizerConfig:
     each parameter's by itself, to 3."""
 
     def __post_init__(self) -> None:
-        for name, choices in (("name", OptimizerName), ("schedule", Schedule)):
+        for name, choices in (("name", OptimizerName), ("schedule", RateSchedule)):
             if getattr(self, name) not in get_args(choices):
                 known = ", ".join(get_args(choices))
                 raise ConfigError(

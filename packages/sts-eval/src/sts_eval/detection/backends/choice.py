@@ -10,11 +10,11 @@ from sts_eval.detection.backends.detectron2 import Detectron2Detector, require_d
 from sts_eval.detection.backends.interface import Detector
 from sts_eval.detection.backends.resnet import ResNetShape
 from sts_eval.detection.backends.torchvision import TorchvisionDetector
-from sts_eval.detection.config import Backend, DetectionConfig
+from sts_eval.detection.config import DetectionConfig, DetectorBackend
 from sts_eval.detection.draws import draw_seed
 
 
-def require_backend(backend: Backend) -> None:
+def require_backend(backend: DetectorBackend) -> None:
     """Raise if `backend` is not installed; torchvision always is."""
     if backend == "detectron2":
         require_detectron2()
@@ -30,7 +30,7 @@ def build_detector(config: DetectionConfig, shape: ResNetShape) -> Detector:
         return TorchvisionDetector(config, shape)
 
 
-def versions(backend: Backend) -> Mapping[str, str]:
+def versions(backend: DetectorBackend) -> Mapping[str, str]:
     """The versions of all that takes part in a result."""
     names = ["torch", "torchvision", "pillow", "numpy"] + (["detectron2"] if backend == "detectron2" else [])
     found = {name: _version(name) for name in names}

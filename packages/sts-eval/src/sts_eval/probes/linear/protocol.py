@@ -8,7 +8,7 @@ from sts_core import ConfigError
 from sts_core.fields import free
 
 Solver = Literal["sgd", "lbfgs", "ridge"]
-Schedule = Literal["step", "cosine"]
+ProbeSchedule = Literal["step", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class LinearProbeConfig:
     """Nesterov's form of it (DeepMind's BYOL has it, the code behind the paper does not)."""
     weight_decay: float = 0.0
     """L2 penalty inside SGD; both protocols have none."""
-    schedule: Schedule = "step"
+    schedule: ProbeSchedule = "step"
     """Learning rate times `gamma` at each milestone, or half a cosine down to 0, by step."""
     milestones: tuple[int, ...] = (60, 80)  # MoCo, main_lincls.py
     """Epochs at which the step schedule drops."""
