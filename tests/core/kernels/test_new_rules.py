@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sts_core import Smoother, SmoothingConfig, TeacherBank, make_teacher
 from sts_core.kernels.choice import bind
-from sts_core.kernels.interface import Rule
+from sts_core.kernels.interface import Rule, Target
 from sts_core.kernels.native import NativeKernel
 from sts_core.kernels.reference import update_teacher
 from tests.core.kernels.test_agreement import pairs_of
@@ -30,8 +30,8 @@ class SignRule(Rule, config=SignConfig):
 
 
 @update_teacher.register
-def _(rule: SignRule, tensors: list[tuple[str, Tensor, Tensor]]) -> None:
-    for _, student, teacher in tensors:
+def _(rule: SignRule, tensors: list[Target]) -> None:
+    for _, student, teacher, _ in tensors:
         teacher.add_(torch.sign(student - teacher), alpha=1.0 - rule.momentum)
 
 

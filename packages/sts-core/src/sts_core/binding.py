@@ -13,6 +13,7 @@ from sts_core.errors import ConfigError, PairingError, StateError
 from sts_core.kernels import choice
 from sts_core.kernels.interface import Backend, Kernel, Pair, Rule
 from sts_core.pairing import NamedPair, addresses
+from sts_core.sharded.blocks import local, shard_of
 
 STATE_VERSION = 1
 
@@ -33,23 +34,31 @@ class Binding:
     def __init__(self, pairs: list[list[NamedPair]], backend: Backend) -> None:
         self._backend = backend
         self._pairs = [
-            Pair(rows[0].name, rows[0].student, tuple(row.teacher for row in rows)) for rows in zip(*pairs, strict=True)
+            Pair(rows[0].name, rows[0].student, tuple(r.teacher for r in rows), shard_of(rows[0].name, rows[0].student))
+            for rows in zip(*pairs, strict=True)
         ]
         self._tensors = [tensor for p in self._pairs for tensor in (p.student, *p.teachers)]
-        self._written = [teacher for p in self._pairs for teacher in p.teachers]
+        self._is_sharded = any(p.shard for p in self._pairs)
         self._bind()
 
     def _bind(self) -> None:
-        self._addresses = addresses(self._tensors)
-        for name, student, teachers in self._pairs:
+        self._addresses = self._present_addresses()
+        for name, student, teachers, _ in self._pairs:
             for teacher in teachers:
                 _check_bindable(name, student, teacher)
-        data = [Pair(p.name, p.student.detach(), tuple(t.detach() for t in p.teachers)) for p in self._pairs]
+        data = [
+            Pair(p.name, local(p.student).detach(), tuple(local(t).detach() for t in p.teachers), p.shard)
+            for p in self._pairs
+        ]
         self._kernels: list[Kernel] = choice.bind(data, self._backend)
+        self._written = [teacher for p in data for teacher in p.teachers]
+
+    def _present_addresses(self) -> list[int]:
+        return addresses(list(map(local, self._tensors)) if self._is_sharded else self._tensors)
 
     def update(self, rules: list[Rule], skip: Tensor | None = None) -> list[Applied]:
         """Move every teacher by its rule, unless `skip` holds 1, and say what was applied."""
-        if addresses(self._tensors) != self._addresses:
+        if self._present_addresses() != self._addresses:
             self._bind()
         choice.update(self._kernels, rules, skip)
         # Kernels write through raw pointers: tell autograd, which guards tensors saved for a backward pass.

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sts_core.errors import RankMismatchError
+from sts_core.sharded.blocks import local, shard_of
 
 __all__ = [
     "agree", "average_over_ranks_", "barrier", "broadcast_object", "checksum", "communication_device",
@@ -162,22 +163,41 @@ def checksum(tensor: Tensor) -> int:
     return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
 
 
+def _place(name: str, tensor: Tensor) -> tuple[int, int]:
+    """Which part of the whole tensor this rank holds: a number for its position, and its size."""
+    shard = shard_of(name, tensor)
+    return (0 if shard is None else zlib.crc32(repr(shard.offset).encode())), local(tensor).numel()
+
+
 def verify_ranks(tensors: Iterable[tuple[str, Tensor]], *, device: torch.device) -> None:
-    """Raise RankMismatchError, on every rank, with the first tensor that is not the same on all ranks."""
+    """Raise RankMismatchError, on every rank, with the first tensor that is not the same on all ranks that hold it.
+
+    Of a sharded tensor those parts are compared that several ranks hold.
+    """
     if world_size() == 1:
         return
     named = list(tensors)
-    mine = torch.tensor([checksum(tensor) for _, tensor in named], dtype=torch.int64, device=device)
+    rows = [(*_place(name, tensor), checksum(local(tensor))) for name, tensor in named]
+    mine = torch.tensor(rows, dtype=torch.int64, device=device).view(-1, 3)
     ranks = [torch.empty_like(mine) for _ in range(world_size())]
     dist.all_gather(ranks, mine)
-    table = torch.stack(ranks)
-    differing = (table != table[0]).any(dim=0).nonzero().flatten().tolist()
+    tables = torch.stack(ranks, dim=1).tolist()  # [tensors, ranks, 3]
+    differing = [(name, *two) for (name, _), table in zip(named, tables, strict=True) if (two := _unequal(table))]
     if not differing:
         return
-    name = named[differing[0]][0]
-    others = (table[:, differing[0]] != table[0, differing[0]]).nonzero().flatten().tolist()
+    name, one, other = differing[0]
     raise RankMismatchError(
-        f"all ranks must hold the same weights, but {name!r} on rank {others[0]} differs from rank 0's "
+        f"all ranks must hold the same weights, but {name!r} on rank {other} differs from rank {one}'s "
         f"({len(differing)} of {len(named)} tensors differ): resume from the last checkpoint, and look for draws or "
         f"statistics that depend on the rank"
     )
+
+
+def _unequal(table: list[list[int]]) -> list[int]:
+    """Two ranks that hold the same part of a tensor with other weights, given each rank's (place, size, checksum)."""
+    holders: dict[tuple[int, int], int] = {}
+    for other, (place, size, found) in enumerate(table):
+        one = holders.setdefault((place, size), other)
+        if table[one][2] != found:
+            return [one, other]
+    return []

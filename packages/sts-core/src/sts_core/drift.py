@@ -11,6 +11,7 @@ from sts_core.errors import ConfigError, PairingError
 from sts_core.kernels.interface import Rule
 from sts_core.kernels.reference import drawn_channels, drawn_units
 from sts_core.pairing import pair, unwrap
+from sts_core.sharded.blocks import reshard, whole
 
 
 @torch.no_grad()
@@ -18,7 +19,7 @@ def parameter_drift(a: nn.Module, b: nn.Module) -> float:
     """Mean squared difference over all weights of two networks: (1/n)·Σᵢ(aᵢ − bᵢ)²."""
     total, count = 0.0, 0
     for _, left, right in pair(a, b, "keep").smoothed:
-        total += float((left.detach().double() - right.detach().double().to(left.device)).square().sum())
+        total += float(whole((left.detach().double() - right.detach().double().to(left.device)).square().sum()))
         count += left.numel()
     return total / count if count else 0.0
 
@@ -60,6 +61,7 @@ def fragment_age(
     if step < 0 or (horizon is not None and horizon < 0):
         raise ConfigError(f"step and horizon must not be negative, got {step} and {horizon}: count updates from 0")
     span = step if horizon is None else min(step, horizon)
+    reshard(teacher)
     tensors = list(unwrap(teacher).named_parameters())
     ages = {name: torch.full(_unit_shape(tensor, config), span, dtype=torch.int64) for name, tensor in tensors}
     for age in range(span - 1, -1, -1):

@@ -117,6 +117,16 @@ def neuron_masks(
             start += _padded(segment, BLOCK if sparse else CHUNK)
 
 
+def neuron_range(
+    segment: Segment, name: str, *, probability: float, step: int, seed: int, device: torch.device
+) -> Tensor:
+    """The mask of any stretch of one tensor's weights: drawn from the beginning of its unit, of which it is cut out."""
+    draw, unit = (_draw_gaps, BLOCK) if is_sparse(probability) else (_draw_pairs, CHUNK)
+    begin = segment.begin // unit * unit
+    drawn = draw([Segment(0, begin, segment.end)], [name], probability, step, seed, device)
+    return drawn[segment.begin - begin : segment.end - begin]
+
+
 def neuron_mask(name: str, size: int, *, probability: float, step: int, seed: int) -> Tensor:
     """bool [size]: which weights of one tensor are updated."""
     pieces = neuron_masks([(name, size)], probability=probability, step=step, seed=seed, device=torch.device("cpu"))

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from sts_core.config import Buffers
 from sts_core.errors import PairingError
+from sts_core.sharded.blocks import check_alike, fsdp_modules, local, reshard
+from sts_core.sharded.fsdp import copy_sharded
 
 
 class NamedPair(NamedTuple):
@@ -81,17 +83,26 @@ def make_teacher(
     copied: give the Smoother the same choice.
     """
     module = unwrap(student)
+    reshard(module)
     own = {id(tensor) for tensor in Selection(names, exclude, trainable_only).of_student(module).values()}
     shared = {id(parameter): parameter for parameter in module.parameters() if id(parameter) not in own}
-    teacher = copy.deepcopy(module, dict(shared))
+    teacher = _copied(module, shared)
     for parameter in teacher.parameters():
         if id(parameter) not in shared:
-            if parameter.is_floating_point():
+            if parameter.is_floating_point() and parameter.dtype != torch.float32:
                 parameter.data = parameter.data.float()
             parameter.requires_grad_(False)
             parameter.grad = None
     _widen_buffers(teacher)
     return teacher
+
+
+def _copied(module: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
+    if not fsdp_modules(module):
+        return copy.deepcopy(module, dict(shared))
+    if shared:
+        raise PairingError("a teacher cannot share parameters with a student that FSDP has sharded: choose all of them")
+    return copy_sharded(module)
 
 
 def _widen_buffers(module: nn.Module) -> None:
@@ -108,6 +119,8 @@ def pair(student: nn.Module, teacher: nn.Module, buffers: Buffers, selection: Se
         raise PairingError(
             "student and teacher must be two modules, got one twice: make the teacher by make_teacher(student)"
         )
+    reshard(student)
+    reshard(teacher)
     smoothed = _pair_parameters(student, teacher, selection)
     copied: list[NamedPair] = []
     if buffers != "keep":
@@ -179,6 +192,7 @@ def _check_shapes(pairs: Sequence[NamedPair]) -> None:
                 f"tensors of one name must have one shape, but {name!r} is {tuple(student.shape)} in the student and "
                 f"{tuple(teacher.shape)} in the teacher: make the teacher by make_teacher(student)"
             )
+        check_alike(name, student, teacher)
 
 
 def _check_precision(pairs: Sequence[NamedPair]) -> None:
@@ -192,7 +206,8 @@ def _check_precision(pairs: Sequence[NamedPair]) -> None:
 
 def _check_separate(pairs: Sequence[NamedPair]) -> None:
     for name, student, teacher in pairs:
-        if teacher.numel() and student.data_ptr() == teacher.data_ptr() and student.device == teacher.device:
+        mine, theirs = local(student), local(teacher)
+        if theirs.numel() and mine.data_ptr() == theirs.data_ptr() and mine.device == theirs.device:
             raise PairingError(
                 f"student and teacher must not share memory, but {name!r} is one tensor in both: "
                 f"make the teacher by make_teacher(student), with the same choice of parameters"
@@ -213,10 +228,13 @@ class Watch:
         self._parameters = [
             (owner._parameters, key, tensor) for owner in _walk(module) for key, tensor in owner._parameters.items()
         ]
+        self._fsdp_modules = fsdp_modules(module)
         self._children = [(m._modules, key, child) for m in _walk(module) for key, child in m._modules.items()]
 
     def check(self) -> None:
         """Raise if a parameter or submodule was added, removed or replaced since the pairing."""
+        for part in self._fsdp_modules:
+            part.reshard()
         for module, parameters, children, num_parameters, num_children in self._modules:
             if len(parameters) != num_parameters or len(children) != num_children:
                 raise self._changed(type(module).__name__)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sts_core.errors import SwapError
 from sts_core.pairing import Selection, pair, unwrap
+from sts_core.sharded.blocks import reshard
 
 _swapped: WeakSet[nn.Module] = WeakSet()
 
@@ -32,6 +33,7 @@ def swapped(student: nn.Module, teacher: nn.Module, selection: Selection) -> Ite
         if versions != [p.student._version for p in pairs.smoothed]:
             raise SwapError("the student's weights must not change inside swapped(): what was trained there is lost")
     finally:
+        reshard(student)
         _copy(own)
         _swapped.discard(unwrap(student))
 

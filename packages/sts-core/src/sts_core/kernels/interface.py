@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from sts_core.config import Granularity, SmoothingConfig
+from sts_core.sharded.blocks import Shard
 
 Backend = Literal["auto", "reference", "native", "triton"]
 
@@ -37,6 +38,17 @@ class Pair(NamedTuple):
     name: str
     student: Tensor
     teachers: tuple[Tensor, ...]
+    shard: Shard | None = None
+    """Which block of the whole tensor these are; draws are keyed by where a unit lies in the whole."""
+
+
+class Target(NamedTuple):
+    """One teacher's tensor and the student's that it follows."""
+
+    name: str
+    student: Tensor
+    teacher: Tensor
+    shard: Shard | None
 
 
 class Kernel(Protocol):

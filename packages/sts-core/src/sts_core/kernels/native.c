@@ -26,6 +26,8 @@ typedef struct {
     int64_t numel, row; /* row: weights of one index of dim 0 */
     int64_t channels;   /* channels_last: size of dim 1, stored innermost; 0: row-major */
     int64_t student_type;
+    int64_t run, distance, first; /* a block of a larger tensor: runs of this length, where they lie in the whole */
+    int64_t first_row;            /* of the block in the whole */
     uint64_t tags[NUM_TAGS];
 } Tensor;
 
@@ -311,6 +313,13 @@ static void apply_transposed(float *t, const float *s, const uint8_t *mask, int6
 
 static void dense_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
     uint8_t mask[TILE];
+    int64_t behind = begin % CHUNK; /* a block may begin inside a chunk */
+    if (behind) {
+        int64_t n = CHUNK - behind < end - begin ? CHUNK - behind : end - begin;
+        chunk_masks(mask, (uint64_t)(begin / CHUNK), x, r);
+        apply_masks(t, s, mask + behind, n, r);
+        t += n, s += n, begin += n;
+    }
     int64_t done = x->channels ? 0 : dense_whole(t, s, begin, end, x, r);
     for (int64_t i = done; i < end - begin; i += CHUNK) {
         if (x->channels) call_for_piece(t + i, CHUNK), call_for_piece(s + i, CHUNK); /* needed once the masks are drawn */
@@ -322,7 +331,8 @@ static void dense_tile(float *t, const float *s, int64_t begin, int64_t end, con
 
 /* Neuron, sparse: draw all updated weights of the tile and call for their memory, then update them. */
 static void sparse_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
-    uint32_t words[4][LANES], count = 0, i = 0, n = (uint32_t)(end - begin);
+    uint32_t behind = (uint32_t)(begin % TILE); /* a block may begin inside a tile, whose draws begin at its start */
+    uint32_t words[4][LANES], count = 0, i = 0, n = behind + (uint32_t)(end - begin);
     int32_t chosen[TILE];
     const int scattered = x->channels != 0;
     uint64_t position = (uint64_t)(begin / TILE) * CALLS_PER_BLOCK;
@@ -334,8 +344,9 @@ static void sparse_tile(float *t, const float *s, int64_t begin, int64_t end, co
             i += gap;
             if (i >= n) goto drawn;
             if (gap == NUM_GAPS) continue;
-            int64_t a = scattered ? address(x, begin + i, begin) : i;
-            chosen[count++] = (int32_t)a, i++;
+            if (i++ < behind) continue;
+            int64_t a = scattered ? address(x, begin + i - 1, begin) : i - 1 - behind;
+            chosen[count++] = (int32_t)a;
             call_for(t + a), call_for(s + a);
         }
     }
@@ -414,13 +425,24 @@ static void whole_tile(float *t, const float *s, int64_t n, const Rule *r, int b
     }
 }
 
+/* Single weights, in stretches that lie together in the whole tensor and in one of its tiles; mostly there is one. */
+static void neuron_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+    while (begin < end) {
+        int64_t inside = begin % x->run, place = begin / x->run * x->distance + inside + x->first, n = end - begin;
+        if (n > x->run - inside) n = x->run - inside;
+        if (n > TILE - place % TILE) n = TILE - place % TILE;
+        (r->kind == NEURON_DENSE ? dense_tile : sparse_tile)(t, s, place, place + n, x, r);
+        t += n, s += n, begin += n;
+    }
+}
+
 static void update_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r, int bank) {
     switch (r->kind) {
     case LAYER: if (!unit_updated(x->tags[TAG_LAYER], r)) return; break;
     case MODULE: if (!unit_updated(x->tags[TAG_MODULE], r)) return; break;
-    case CHANNEL: channel_tile(t, s, begin, end, x, r); return;
-    case NEURON_DENSE: dense_tile(t, s, begin, end, x, r); return;
-    case NEURON_SPARSE: sparse_tile(t, s, begin, end, x, r); return;
+    case CHANNEL: channel_tile(t, s, begin + x->first_row * x->row, end + x->first_row * x->row, x, r); return;
+    case NEURON_DENSE:
+    case NEURON_SPARSE: neuron_tile(t, s, begin, end, x, r); return;
     }
     whole_tile(t, s, end - begin, r, bank);
 }

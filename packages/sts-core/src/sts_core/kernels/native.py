@@ -41,6 +41,10 @@ class _Tensor(ctypes.Structure):
         ("row", ctypes.c_int64),
         ("channels", ctypes.c_int64),
         ("student_type", ctypes.c_int64),
+        ("run", ctypes.c_int64),
+        ("distance", ctypes.c_int64),
+        ("first", ctypes.c_int64),
+        ("first_row", ctypes.c_int64),
         ("tags", ctypes.c_uint64 * len(_STREAMS)),
     )
 
@@ -83,8 +87,12 @@ def _can_take(pair: Pair) -> bool:
         return False
     if pair.student.dtype not in _STUDENT_TYPES or any(t.dtype != torch.float32 for t in pair.teachers):
         return False
+    if pair.shard is not None and pair.shard.runs(pair.student.shape) is None:
+        return False
     if all(t.is_contiguous() for t in tensors):
         return True
+    if pair.shard is not None:
+        return False
     # A tile of channels_last weights lies scattered over its row, so a tile of it cannot be widened alone.
     return pair.student.dtype == torch.float32 and all(_is_channels_last(t) for t in tensors)
 
@@ -226,9 +234,16 @@ class NativeKernel:
         _run_parallel(run, num_tiles)
 
 
+def _runs(pair: Pair) -> tuple[int, int, int]:
+    """The stretches of a block in the whole tensor; a whole tensor is one."""
+    size = pair.student.numel()
+    return (pair.shard and pair.shard.runs(pair.student.shape)) or (size, size, 0)
+
+
 def _describe(pair: Pair, active: tuple[int, ...]) -> _Tensor:
     student = pair.student
     rows = student.shape[0] if student.dim() else 1
+    run, distance, first = _runs(pair)
     streams = [masks.stream_tag(s, unit_name("module", pair.name) if s == "module" else pair.name) for s in _STREAMS]
     return _Tensor(
         student=student.data_ptr(),
@@ -237,6 +252,10 @@ def _describe(pair: Pair, active: tuple[int, ...]) -> _Tensor:
         row=student.numel() // rows,
         channels=0 if student.is_contiguous() and pair.teachers[0].is_contiguous() else student.shape[1],
         student_type=_STUDENT_TYPES[student.dtype],
+        run=run,
+        distance=distance,
+        first=first,
+        first_row=pair.shard.offset[0] if pair.shard and pair.shard.offset else 0,
         tags=(ctypes.c_uint64 * len(_STREAMS))(*streams),
     )
 

@@ -1,5 +1,6 @@
 """The update rule in plain PyTorch: the specification that the fast kernels are tested against."""
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache, singledispatch
 
@@ -8,7 +9,8 @@ from torch import Tensor
 
 from sts_core import masks
 from sts_core.config import Granularity
-from sts_core.kernels.interface import Pair, Rule, unit_name
+from sts_core.kernels.interface import Pair, Rule, Target, unit_name
+from sts_core.sharded.blocks import Shard
 
 _STEPS_AT_ONCE = 64
 
@@ -35,15 +37,15 @@ class ReferenceKernel:
         if skip is not None and bool(skip):  # on a GPU the host waits here; the kernel of Triton needs no host
             return
         for index, rule in enumerate(rules):
-            update_teacher(rule, [(pair.name, pair.student, pair.teachers[index]) for pair in self.pairs])
+            update_teacher(rule, [Target(p.name, p.student, p.teachers[index], p.shard) for p in self.pairs])
 
 
 @singledispatch
-def update_teacher(rule: Rule, tensors: list[tuple[str, Tensor, Tensor]]) -> None:
-    """Move a teacher by its rule, given as (name, student's tensor, teacher's tensor).
+def update_teacher(rule: Rule, tensors: list[Target]) -> None:
+    """Move a teacher by its rule.
 
         @update_teacher.register
-        def _(rule: MyRule, tensors: list[tuple[str, Tensor, Tensor]]) -> None: ...
+        def _(rule: MyRule, tensors: list[Target]) -> None: ...
 
     is all that a subclass of Rule needs; until faster kernels support it, it is applied here.
     """
@@ -57,24 +59,24 @@ def update_teacher(rule: Rule, tensors: list[tuple[str, Tensor, Tensor]]) -> Non
         _update_neurons(tensors, rule)
 
 
-def _selected(tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> list[tuple[str, Tensor, Tensor]]:
+def _selected(tensors: list[Target], rule: Rule) -> list[Target]:
     """The tensors whose unit is drawn for an update."""
     if rule.preserve_probability == 0.0:
         return tensors
-    updated = drawn_units([name for name, _, _ in tensors], rule)
+    updated = drawn_units([tensor.name for tensor in tensors], rule)
     return [tensor for tensor, take in zip(tensors, updated, strict=True) if take]
 
 
-def _update_selected(tensors: list[tuple[str, Tensor, Tensor]], momentum: float) -> None:
+def _update_selected(tensors: list[Target], momentum: float) -> None:
     """Multi-tensor forms where dtypes and devices allow them, one tensor after the other elsewhere."""
-    alike = [t for t in tensors if t[1].dtype == t[2].dtype and t[1].device == t[2].device]
+    alike = [t for t in tensors if t.student.dtype == t.teacher.dtype and t.student.device == t.teacher.device]
     if alike:
-        students, teachers = [s for _, s, _ in alike], [t for _, _, t in alike]
+        students, teachers = [t.student for t in alike], [t.teacher for t in alike]
         if momentum == 0.0:
             torch._foreach_copy_(teachers, students)
         else:
             torch._foreach_lerp_(teachers, students, 1.0 - momentum)
-    for _, student, teacher in tensors:
+    for _, student, teacher, _ in tensors:
         if student.dtype != teacher.dtype or student.device != teacher.device:
             lerp_(teacher, student.to(teacher.device), momentum)
 
@@ -95,13 +97,19 @@ def _unit_words(names: tuple[str, ...], granularity: Granularity, block: int, se
     return masks.unit_words(torch.tensor(tags, dtype=torch.int64), steps, seed)
 
 
-def _update_channels(tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> None:
-    sizes = tuple((name, len(teacher) if teacher.dim() else 1) for name, _, teacher in tensors)
-    weights = _channel_draws(sizes, rule).float().mul_(1.0 - rule.momentum)
-    for (_, student, teacher), weight in zip(tensors, _per_tensor(weights, sizes), strict=True):
+def _update_channels(tensors: list[Target], rule: Rule) -> None:
+    rows = tuple((t.name, *_rows(t.teacher, t.shard)) for t in tensors)
+    weights = _channel_draws(rows, rule).float().mul_(1.0 - rule.momentum)
+    for (_, student, teacher, _), weight in zip(tensors, _per_tensor(weights, rows), strict=True):
         if teacher.dim() != 1:
             weight = weight.view((-1,) + (1,) * (teacher.dim() - 1) if teacher.dim() else ())
         teacher.lerp_(student.to(teacher), weight.to(teacher))
+
+
+def _rows(tensor: Tensor, shard: Shard | None) -> tuple[int, int]:
+    """First and last index of dim 0, in the whole tensor."""
+    first = shard.offset[0] if shard and shard.offset else 0
+    return first, first + (len(tensor) if tensor.dim() else 1)
 
 
 def _lerp_where_(teacher: Tensor, student: Tensor, updated: Tensor, momentum: float) -> None:
@@ -116,48 +124,82 @@ def _lerp_where_(teacher: Tensor, student: Tensor, updated: Tensor, momentum: fl
 
 def drawn_channels(sizes: Sequence[tuple[str, int]], rule: Rule) -> list[Tensor]:
     """For each (tensor, size of dim 0): a bool tensor, which of its channels are updated at this step."""
-    return _per_tensor(_channel_draws(tuple(sizes), rule), sizes)
+    rows = tuple((name, 0, size) for name, size in sizes)
+    return _per_tensor(_channel_draws(rows, rule), rows)
 
 
-def _per_tensor(draws: Tensor, sizes: Sequence[tuple[str, int]]) -> list[Tensor]:
-    """Each tensor's part of all draws, without the padding."""
-    parts = torch.split_with_sizes(draws, [-(-rows // 4) * 4 for _, rows in sizes])
-    return [part if len(part) == rows else part[:rows] for part, (_, rows) in zip(parts, sizes, strict=True)]
+def _calls(first: int, last: int) -> tuple[int, int]:
+    """Positions that hold the draws of these rows: row r of a tensor takes word r % 4 of its position r // 4."""
+    return first // 4, -(-last // 4)
 
 
-def _channel_draws(sizes: tuple[tuple[str, int], ...], rule: Rule) -> Tensor:
-    """All tensors' channels in one bool tensor, each tensor's padded to a multiple of four."""
-    words = masks.philox(*_channel_streams(sizes), rule.step, rule.seed)
+def _per_tensor(draws: Tensor, rows: Sequence[tuple[str, int, int]]) -> list[Tensor]:
+    """Each tensor's part of all draws, without the rows before and after that share its positions."""
+    calls = [_calls(first, last) for _, first, last in rows]
+    parts = torch.split_with_sizes(draws, [4 * (end - begin) for begin, end in calls])
+    return [part[first % 4 :][: last - first] for part, (_, first, last) in zip(parts, rows, strict=True)]
+
+
+def _channel_draws(rows: tuple[tuple[str, int, int], ...], rule: Rule) -> Tensor:
+    """The channels of all positions that the tensors' rows take, in one bool tensor."""
+    words = masks.philox(*_channel_streams(rows), rule.step, rule.seed)
     return torch.stack(words, dim=1).view(-1) >= masks.threshold(rule.preserve_probability, 32)
 
 
 @lru_cache(maxsize=16)
-def _channel_streams(sizes: tuple[tuple[str, int], ...]) -> tuple[Tensor, Tensor]:
-    """Positions and tags of all draws: row r of a tensor takes word r % 4 of its position r // 4."""
-    calls = [(rows + 3) // 4 for _, rows in sizes]
-    streams = [masks.signed(masks.stream_tag("channel", name)) for name, _ in sizes]
-    tags = [torch.full((n,), stream) for n, stream in zip(calls, streams, strict=True)]
+def _channel_streams(rows: tuple[tuple[str, int, int], ...]) -> tuple[Tensor, Tensor]:
+    """Positions and tags of all draws."""
+    positions = [torch.arange(*_calls(first, last)) for _, first, last in rows]
+    streams = [masks.signed(masks.stream_tag("channel", name)) for name, _, _ in rows]
+    tags = [torch.full((len(p),), stream) for p, stream in zip(positions, streams, strict=True)]
     empty = torch.zeros(0, dtype=torch.int64)
-    return torch.cat([empty, *map(torch.arange, calls)]), torch.cat([empty, *tags])
+    return torch.cat([empty, *positions]), torch.cat([empty, *tags])
 
 
-def _update_neurons(tensors: list[tuple[str, Tensor, Tensor]], rule: Rule) -> None:
-    for device in {teacher.device for _, _, teacher in tensors}:
-        here = [tensor for tensor in tensors if tensor[2].device == device]
+def _update_neurons(tensors: list[Target], rule: Rule) -> None:
+    for target in tensors:
+        if target.shard is not None:
+            _update_block(target, target.shard, rule)
+    for device in {target.teacher.device for target in tensors}:
+        here = [target for target in tensors if target.teacher.device == device and target.shard is None]
         pieces = masks.neuron_masks(
-            [(name, teacher.numel()) for name, _, teacher in here],
+            [(name, teacher.numel()) for name, _, teacher, _ in here],
             probability=rule.preserve_probability,
             step=rule.step,
             seed=rule.seed,
             device=device,
         )
         for segment, updated in pieces:
-            _, student, teacher = here[segment.tensor]
+            _, student, teacher, _ = here[segment.tensor]
             if teacher.is_contiguous():
                 old, new = (x.reshape(-1)[segment.begin : segment.end] for x in (teacher, student))
                 _lerp_where_(old, new, updated, rule.momentum)
             else:
                 _update_scattered(teacher, student, segment, updated, rule.momentum)
+
+
+def _update_block(target: Target, shard: Shard, rule: Rule) -> None:
+    """A block of a larger tensor: the masks of all of its rows are drawn, some rows at once, and the block cut out."""
+    name, student, teacher, _ = target
+    if not teacher.dim():
+        student, teacher = student.view(1), teacher.view(1)
+    if not teacher.numel():
+        return
+    row = math.prod(shard.shape[1:])
+    rows_at_once = max(1, masks.WEIGHTS_AT_ONCE // row)
+    inside = tuple(slice(at, at + size) for at, size in zip(shard.offset[1:], teacher.shape[1:], strict=True))
+    for begin in range(0, len(teacher), rows_at_once):
+        old, new = teacher[begin : begin + rows_at_once], student[begin : begin + rows_at_once]
+        first = (shard.offset[0] if shard.offset else 0) + begin
+        drawn = masks.neuron_range(
+            masks.Segment(0, first * row, (first + len(old)) * row),
+            name,
+            probability=rule.preserve_probability,
+            step=rule.step,
+            seed=rule.seed,
+            device=teacher.device,
+        )
+        _lerp_where_(old, new, drawn.view(-1, *shard.shape[1:])[(slice(None), *inside)], rule.momentum)
 
 
 def _update_scattered(

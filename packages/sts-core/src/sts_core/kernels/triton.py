@@ -56,6 +56,8 @@ def _interpreted() -> bool:
 
 def _fits(pair: Pair, device_type: str) -> bool:
     student = pair.student
+    if pair.shard is not None:
+        return False
     if student.device.type != device_type or student.dtype not in _STUDENT_TYPES or student.numel() > _LARGEST:
         return False
     layout = _channels_innermost(student)
