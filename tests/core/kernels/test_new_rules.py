@@ -64,7 +64,7 @@ def test_a_bank_of_old_and_new_rules_sends_each_teacher_where_its_rule_is_known(
     seen: list[Rule] = []
     native_update = NativeKernel.update
     monkeypatch.setattr(
-        NativeKernel, "update", lambda kernel, rules: (seen.extend(rules), native_update(kernel, rules))
+        NativeKernel, "update", lambda kernel, rules, skip: (seen.extend(rules), native_update(kernel, rules, skip))
     )
     mixed = updated_bank({"first": NEW, **PLAIN, "last": NEW}, "native")
     assert {type(rule) for rule in seen} == {Rule}
