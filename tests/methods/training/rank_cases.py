@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.modules import _functions
 
 from sts_core import Smoother, spatial_temporal_smoothing
-from sts_core.distributed import rank, world_size
+from sts_core.distributed import exchange_rows, rank, world_size
 from sts_methods.batch import Batch
 from sts_methods.data.config import DataConfig
 from sts_methods.methods.byol import ByolConfig
@@ -191,10 +191,18 @@ def accumulate(name: str) -> dict[str, Any]:
     return {"loss": loss, "gradients": {n: p.grad for n, p in student.named_parameters() if p.grad is not None}}
 
 
+def exchange() -> dict[str, Tensor]:
+    """A global batch, an order, and this rank's part of the batch in that order."""
+    draw = torch.Generator().manual_seed(7)
+    images = torch.randn(NUM_IMAGES, 3, 4, 2, generator=draw).to(memory_format=torch.channels_last)
+    order = torch.randperm(NUM_IMAGES, generator=draw)
+    return {"images": images, "order": order, "mine": exchange_rows(share(images), order)}
+
+
 def run_all() -> dict[str, Any]:
     norms = {f"norm_{kind}": normalise(kind) for kind in NORM_INPUTS}
     accumulated = {f"accumulated_{name}": accumulate(name) for name in ACCUMULATED}
-    return {**norms, **accumulated, **{name: train(name) for name in METHODS}}
+    return {"exchange": exchange(), **norms, **accumulated, **{name: train(name) for name in METHODS}}
 
 
 def main(rank: int, world: int, store_file: str, output_file: str) -> None:

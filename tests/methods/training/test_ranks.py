@@ -51,6 +51,16 @@ def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], *, tole
         assert (actual[name] - tensor).abs().max().item() <= allowed, name
 
 
+def test_rows_reach_the_rank_that_wants_them_in_its_order_and_keep_their_format(
+    two_ranks: tuple[Results, Results], one_process: Results
+) -> None:
+    for ranks in ((one_process,), two_ranks):
+        parts = [rank["exchange"]["mine"] for rank in ranks]
+        images, order = (ranks[0]["exchange"][name] for name in ("images", "order"))
+        assert torch.equal(torch.cat(parts), images[order])
+        assert all(part.is_contiguous(memory_format=torch.channels_last) for part in parts)
+
+
 @pytest.mark.parametrize("kind", cases.NORM_INPUTS)
 def test_cross_rank_batch_norm_on_two_ranks_equals_one_process_on_the_whole_batch(
     kind: str, two_ranks: tuple[Results, Results], one_process: Results

@@ -18,8 +18,8 @@ from sts_core.sharded.blocks import local, shard_of
 
 __all__ = [
     "agree", "average_over_ranks_", "barrier", "broadcast_object", "checksum", "communication_device",
-    "differentiable_sum", "gather_batch", "gather_lists", "gather_objects", "is_parallel", "rank", "statistics_group",
-    "sum_over_ranks", "sum_over_ranks_", "verify_ranks", "world_size",
+    "differentiable_sum", "exchange_rows", "gather_batch", "gather_lists", "gather_objects", "is_parallel", "on_device",
+    "rank", "statistics_group", "sum_over_ranks", "sum_over_ranks_", "verify_ranks", "world_size",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -67,13 +67,42 @@ def gather_batch(local: Tensor) -> Tensor:
     """The ranks' tensors of equal shape [N, ...] one after the other, as [world size · N, ...] on every rank."""
     if world_size() == 1:
         return local.detach()
-    local = local.detach()
-    # Collectives move dense row-major memory: an NHWC tensor travels as one and keeps its format without a copy.
-    nhwc = local.dim() == 4 and not local.is_contiguous() and local.is_contiguous(memory_format=torch.channels_last)
-    source = local.permute(0, 2, 3, 1) if nhwc else local.contiguous()
+    source, nhwc = _rows(local.detach())
     gathered = source.new_empty((world_size() * source.shape[0], *source.shape[1:]))
     dist.all_gather_into_tensor(gathered, source)
     return gathered.permute(0, 3, 1, 2) if nhwc else gathered
+
+
+def _rows(local: Tensor) -> tuple[Tensor, bool]:
+    """The dense row-major memory that collectives move: an NHWC tensor travels as one, and keeps its format so."""
+    nhwc = local.dim() == 4 and not local.is_contiguous() and local.is_contiguous(memory_format=torch.channels_last)
+    return (local.permute(0, 2, 3, 1) if nhwc else local.contiguous()), nhwc
+
+
+@torch.no_grad()
+def exchange_rows(local: Tensor, order: Tensor) -> Tensor:
+    """This rank's part of the global batch in another order, which every rank knows: each row travels once.
+
+    `order` holds positions in the global batch [world size · N], on the CPU; rank r gets those of its r-th part.
+    """
+    if world_size() == 1:
+        return local.detach()[on_device(order, local.device)]
+    source, nhwc = _rows(local.detach())
+    owners, rows = order.view(world_size(), -1) // len(local), order.view(world_size(), -1) % len(local)
+    outgoing = [rows[other][owners[other] == rank()] for other in range(world_size())]
+    place = owners[rank()].argsort(stable=True).argsort()  # rows arrive owner by owner
+    index = on_device(torch.cat([*outgoing, place]), local.device)
+    sent = source.index_select(0, index[: len(local)])
+    received = torch.empty_like(sent)
+    arriving = owners[rank()].bincount(minlength=world_size()).tolist()
+    dist.all_to_all_single(received, sent, arriving, [len(part) for part in outgoing])
+    mine = received.index_select(0, index[len(local) :])
+    return mine.permute(0, 3, 1, 2) if nhwc else mine
+
+
+def on_device(values: Tensor, device: torch.device) -> Tensor:
+    """A copy of the host's values for which nobody waits: to a GPU they travel from pinned memory."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def gather_objects(local: T) -> list[T]:
@@ -124,8 +153,7 @@ def average_over_ranks_(tensors: Sequence[Tensor]) -> None:
     dist.all_reduce(flat)
     flat /= world_size()
     means = torch.split(flat, [tensor.numel() for tensor in tensors])
-    for tensor, mean in zip(tensors, means, strict=True):
-        tensor.copy_(mean.view_as(tensor))
+    torch._foreach_copy_(list(tensors), [mean.view_as(tensor) for tensor, mean in zip(tensors, means, strict=True)])
 
 
 class _Sum(torch.autograd.Function):

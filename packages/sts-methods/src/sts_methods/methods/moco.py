@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sts_core import make_teacher
-from sts_core.distributed import gather_batch, rank, world_size
+from sts_core.distributed import exchange_rows, gather_batch, on_device, rank, world_size
 from sts_methods.batch import Batch
 from sts_methods.draws import permutation
 from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
@@ -88,11 +88,9 @@ class MoCo(StudentTeacherMethod):
         """The normalised keys of the global batch, in its order; each rank computes a share of the shuffled batch."""
         if not self.config.shuffle:
             return gather_batch(F.normalize(self.teacher(images).float(), dim=1))
-        all_images = gather_batch(images)
-        order = shuffle_order(len(all_images), seed=self.seed, step=step).to(images.device)
-        share = order.chunk(world_size())[rank()]
-        keys = gather_batch(F.normalize(self.teacher(all_images[share]).float(), dim=1))
-        return keys[order.argsort()]
+        order = shuffle_order(world_size() * len(images), seed=self.seed, step=step)
+        keys = gather_batch(F.normalize(self.teacher(exchange_rows(images, order)).float(), dim=1))
+        return keys[on_device(order.argsort(), keys.device)]
 
     @torch.no_grad()
     def _enqueue(self, keys: Tensor) -> None:
