@@ -64,7 +64,8 @@ class TrainingConfig:
     verify_ranks_every_steps: int | None = incidental(1000)
     """Steps between comparisons of all weights across workers."""
     on_nonfinite: Reaction = incidental("stop")
-    """A NaN or infinite loss stops the run, or leaves the whole batch out with a warning (a copy of buffers a step)."""
+    """A loss or gradient that is not finite stops the run, or leaves the whole batch out with a warning (a copy of
+    buffers a step)."""
     on_collapse: Reaction = incidental("warn")
     """Collapsed features stop the run, or give a warning."""
     collapse_feature_std: float = incidental(1e-3)
