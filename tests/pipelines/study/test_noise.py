@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sts_pipelines.study import noise
-from sts_pipelines.study.noise_report import write_noise_report
+from sts_pipelines.study.pages.noise_report import write_noise_report
 
 
 def short(setting: noise.Setting, steps: int) -> noise.Setting:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sts_eval import published_rows
-from sts_pipelines.study.tables import timing_table
+from sts_pipelines.study.pages.tables import timing_table
 from sts_pipelines.study.timing import TimedNetwork, plain_update_, ratios, time_network
 
 

@@ -12,10 +12,10 @@ from scipy import stats
 
 from sts_pipelines.study import small
 from sts_pipelines.study.outcomes import Outcomes, minus, summary
+from sts_pipelines.study.pages.report import write_study_report
 from sts_pipelines.study.plan import Comparison, Record, Study, StudyRun
 from sts_pipelines.study.planning import seconds_by_arm, write_plan
 from sts_pipelines.study.power import detectable, needs, power, seeds_needed
-from sts_pipelines.study.report import write_study_report
 from sts_pipelines.study.verdicts import findings, holm, judged, p_values
 from tests.pipelines.study.test_study import record_of
 

@@ -135,6 +135,6 @@ def conduct_noise(output: Path) -> None:
         }
         found = {"title": setting.title, "revision": git_revision(), "teachers": teachers, "points": points}
         write_atomically(path, json.dumps(found) + "\n")
-    from sts_pipelines.study.noise_report import write_noise_report
+    from sts_pipelines.study.pages.noise_report import write_noise_report
 
     print(write_noise_report(output))

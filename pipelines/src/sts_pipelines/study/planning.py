@@ -6,8 +6,9 @@ from pathlib import Path
 from statistics import fmean
 
 from sts_core.files import write_atomically
-from sts_pipelines.study import tables, verdicts
+from sts_pipelines.study import verdicts
 from sts_pipelines.study.outcomes import Outcomes
+from sts_pipelines.study.pages import tables
 from sts_pipelines.study.plan import Arm, Record, Study
 from sts_pipelines.study.power import POWER, Need, needs
 from sts_pipelines.study.records import git_revision

@@ -75,7 +75,7 @@ def make_plan(plan: Planned, folders: StudyFolders, *, processes: int) -> None:
 
 def report(study: Study, folders: StudyFolders) -> None:
     """Tables, verdicts and figures of whatever has been measured so far."""
-    from sts_pipelines.study.report import write_study_report
+    from sts_pipelines.study.pages.report import write_study_report
 
     records = read_records(folders.records)
     if not records:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sts_core.files import write_atomically
-from sts_pipelines.study import tables, verdicts
-from sts_pipelines.study.figures import write_forest_plots
+from sts_pipelines.study import verdicts
 from sts_pipelines.study.outcomes import Outcomes
+from sts_pipelines.study.pages import tables
+from sts_pipelines.study.pages.figures import write_forest_plots
 from sts_pipelines.study.plan import Record, Study
 
 

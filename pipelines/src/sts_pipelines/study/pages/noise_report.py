@@ -8,7 +8,7 @@ from typing import Any, get_args
 from sts_core import Granularity
 from sts_core.files import write_atomically
 from sts_eval import charts
-from sts_pipelines.study.figures import with_legend
+from sts_pipelines.study.pages.figures import with_legend
 
 TITLES = {"sts": "STS", "se": "SE"}
 COMMAND = "sts study noise --output pipelines/results/noise"

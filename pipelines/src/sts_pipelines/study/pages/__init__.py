@@ -1,0 +1,1 @@
+"""What a study is printed as: tables, figures and reports."""
