@@ -75,7 +75,7 @@ def loading_bar(source: FolderCorruptions, num_images: int, rounds: int) -> tupl
     cell = source.cell("fog", 3)
     clean = CleanFolder(source.root / "fog" / "3")
     made = GeneratedCorruptions(clean, corruptions=["fog"], severities=[3]).cell("fog", 3)
-    made[0]  # loads the library
+    made[0]
     config = CorruptionConfig(batch_size=16)
     model = {"resnet50": timm.create_model("resnet50", num_classes=NUM_CLASSES).to(memory_format=torch.channels_last)}
     found = fastest(
@@ -128,7 +128,7 @@ def shared_pass_bar(source: FolderCorruptions, rounds: int) -> tuple[bool, str]:
 def generation_times(rounds: int) -> None:
     image = photograph(0)
     for name in ALL_CORRUPTIONS:
-        corrupt_image(image, name, 3, key=0)  # compiles, loads textures
+        corrupt_image(image, name, 3, key=0)  # makes what is kept: textures, kernels
     jobs: dict[str, Callable[[], object]] = {
         name: partial(corrupt_image, image, name, 3, key=0) for name in ALL_CORRUPTIONS
     }

@@ -199,10 +199,6 @@ def test_a_torn_or_missing_array_is_refused(tmp_path: Path) -> None:
 
 
 class TestGenerated:
-    @pytest.fixture(autouse=True)
-    def library(self) -> None:
-        pytest.importorskip("imagecorruptions", reason="generating corruptions needs the extra sts-eval[corruptions]")
-
     def test_a_generated_image_is_the_corrupted_crop_after_jpeg_85(self, tmp_path: Path) -> None:
         clean = CleanFolder(write_clean(tmp_path), image_size=42)  # 42 * 256 / 224 = 48: nothing is resized
         source = GeneratedCorruptions(clean, corruptions=["contrast"], seed=5)
@@ -265,6 +261,19 @@ class TestGenerated:
             GeneratedCorruptions(clean, seed=2, cache=tmp_path / "cache")
         with pytest.raises(StateError, match="must be empty or one of ours"):
             GeneratedCorruptions(clean, cache=tmp_path / "clean")
+
+    def test_a_cache_of_another_generator_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        clean = CleanArrays(np.zeros((2, 32, 32, 3), dtype=np.uint8), [0, 1])
+        with monkeypatch.context() as older:
+            older.setattr(GeneratedCorruptions, "generator", "an older one")
+            GeneratedCorruptions(clean, cache=tmp_path / "cache")
+        with pytest.raises(StateError, match="was made with generator 'an older one' and not 'sts-eval 2'"):
+            GeneratedCorruptions(clean, cache=tmp_path / "cache")
+
+    def test_a_source_says_whose_strengths_it_has(self) -> None:
+        for side, table in ((32, "CIFAR-10-C"), (64, "ImageNet-C")):
+            clean = CleanArrays(np.zeros((1, side, side, 3), dtype=np.uint8), [0])
+            assert GeneratedCorruptions(clean).describe()["parameters"] == table
 
     def test_a_cache_of_other_pixels_under_the_same_labels_is_refused(self, tmp_path: Path) -> None:
         images = np.zeros((2, 32, 32, 3), dtype=np.uint8)

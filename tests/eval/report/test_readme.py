@@ -1,11 +1,8 @@
 """The examples of the README on corruptions and reports run as they stand."""
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
-
-import pytest
 
 from tests import processes
 
@@ -19,7 +16,6 @@ def run(block: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("imagecorruptions"), reason="needs the extra sts-eval[corruptions]")
 def test_the_example_on_corruptions_runs(tmp_path: Path) -> None:
     (block,) = [block for block in BLOCKS if "corruption_robustness" in block]
     printed = run(block, tmp_path)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from sts_core import ConfigError, StsError
-from sts_eval import CorruptionResult, DataError, read_results, write_results
+from sts_eval import CorruptionResult, DataError, GeneratedCorruptions, read_results, write_results
 from sts_methods import CheckpointError, CheckpointStore
 from sts_methods.data.config import DataConfig
 from sts_pipelines.cli.main import main
@@ -136,6 +136,17 @@ def test_a_table_shows_the_numbers_of_the_settings_asked_for_last(tiny: Tiny) ->
     content["entries"].reverse()  # tables do not go by the order in the file
     (folder / "results.json").write_text(json.dumps(content))
     assert top1(folder) == first
+
+
+def test_results_on_corruptions_that_another_generator_made_are_not_taken_for_todays(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tiny("byol-digits-tma")
+    released = replace(made, evaluation=replace(made.evaluation, imagenet_c_root="/data/imagenet-c"))
+    before = [settings_of("imagenet-c", pipeline) for pipeline in (made, released)]
+    monkeypatch.setattr(GeneratedCorruptions, "generator", "another one")
+    after = [settings_of("imagenet-c", pipeline) for pipeline in (made, released)]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False, True]
 
 
 def test_settings_cover_what_numbers_depend_on_and_nothing_else(tiny: Tiny) -> None:

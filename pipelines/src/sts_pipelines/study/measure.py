@@ -138,7 +138,7 @@ def feature_width(features: Features) -> float:
 
 
 def _corrupted(run: StudyRun, model: nn.Module, work: Path) -> float:
-    """Mean top-1 over the 15 corruptions of ImageNet-C at severities 1, 3 and 5."""
+    """Mean top-1 over the 15 corruptions of CIFAR-10-C at severities 1, 3 and 5."""
     data = run.training.data
     mean, std = dataset_record(data.dataset).statistics
     config = CorruptionConfig(mean=(mean[0], mean[1], mean[2]), std=(std[0], std[1], std[2]))

@@ -12,7 +12,7 @@ Settings, which the pilot confirms or changes before the first run:
 - Collapse: no smoothing and TMA for three times as long at a quarter of the learning rate, at it, and at four times.
 - FixMatch has batches of 32 labelled and 128 unlabelled images for 2,500 steps, m = .99, p = .5: one student for all
   teachers where the student labels, one for each where the teacher does.
-- "Corrupted" is the probe's mean top-1 over the 15 corruptions of ImageNet-C at severities 1, 3 and 5 of 500 test
+- "Corrupted" is the probe's mean top-1 over the 15 corruptions of CIFAR-10-C at severities 1, 3 and 5 of 500 test
   images; its excess over the accuracy on clean images says whether robustness follows accuracy.
 """
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sts_eval import GeneratedCorruptions
 from sts_methods import TrainingConfig
 from sts_pipelines.config.plain import digest, outcome_relevant
 
@@ -33,7 +34,9 @@ class StudyRun:
     @property
     def key(self) -> str:
         """Digest of all that decides the outcome: a record under this key need not be measured again."""
-        extra = {"corruptions": self.corruptions, "images": self.data_digest, "folds": self.folds}
+        extra: dict[str, Any] = {"corruptions": self.corruptions, "images": self.data_digest, "folds": self.folds}
+        if self.corruptions:
+            extra["generator"] = GeneratedCorruptions.generator
         return digest(outcome_relevant(self.training) | extra)
 
 

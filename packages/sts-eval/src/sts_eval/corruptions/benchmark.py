@@ -1,4 +1,4 @@
-"""What ImageNet-C is, as values: its corruptions, their groups, their published strengths, AlexNet's errors on them.
+"""What ImageNet-C is, as values: its corruptions, their groups, AlexNet's errors on them.
 
 Everything here was read from hendrycks/robustness at 8190fe3 or from the spreadsheet that its README names for the mCE.
 """
@@ -43,50 +43,6 @@ ALEXNET_ERRORS: dict[str, float] = {
     "jpeg_compression": 0.606500,
 }
 """AlexNet's top-1 error on ImageNet-C, mean over the five severities: the denominators of the mCE."""
-
-ELASTIC_SIDE = 224
-"""The image side for which the lengths of `elastic_transform` below are given."""
-
-SEVERITY_PARAMETERS: dict[str, tuple[object, ...]] = {
-    "gaussian_noise": (0.08, 0.12, 0.18, 0.26, 0.38),  # standard deviation
-    "shot_noise": (60, 25, 12, 5, 3),  # photons at full brightness
-    "impulse_noise": (0.03, 0.06, 0.09, 0.17, 0.27),  # fraction of pixels
-    "defocus_blur": ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),  # radius, alias blur
-    "glass_blur": ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),  # sigma, max shift, rounds
-    "motion_blur": ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),  # radius, sigma
-    "zoom_blur": ((1, 1.11, 0.01), (1, 1.16, 0.01), (1, 1.21, 0.02), (1, 1.26, 0.02), (1, 1.31, 0.03)),  # arange
-    "snow": (
-        (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
-        (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
-        (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
-        (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
-        (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
-    ),  # flake mean, deviation, zoom, threshold, blur radius, blur sigma, weight of the image
-    "frost": ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)),  # weight of the image, of the frost
-    "fog": ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),  # thickness, decay of the plasma fractal
-    "brightness": (0.1, 0.2, 0.3, 0.4, 0.5),  # added to V of HSV
-    "contrast": (0.4, 0.3, 0.2, 0.1, 0.05),  # factor
-    "elastic_transform": (
-        (244 * 2, 244 * 0.7, 244 * 0.1),
-        (244 * 2, 244 * 0.08, 244 * 0.2),
-        (244 * 0.05, 244 * 0.01, 244 * 0.02),
-        (244 * 0.07, 244 * 0.01, 244 * 0.02),
-        (244 * 0.12, 244 * 0.01, 244 * 0.02),
-    ),  # displacement, its smoothing sigma, affine shift, in pixels (244 is the release's own number)
-    "pixelate": (0.6, 0.5, 0.4, 0.3, 0.25),  # scale
-    "jpeg_compression": (25, 18, 15, 10, 7),  # quality
-    "speckle_noise": (0.15, 0.2, 0.35, 0.45, 0.6),  # standard deviation, multiplicative
-    "gaussian_blur": (1, 2, 3, 4, 6),  # sigma
-    "spatter": (
-        (0.65, 0.3, 4, 0.69, 0.6, 0),
-        (0.65, 0.3, 3, 0.68, 0.6, 0),
-        (0.65, 0.3, 2, 0.68, 0.5, 0),
-        (0.65, 0.3, 1, 0.65, 1.5, 1),
-        (0.67, 0.4, 1, 0.65, 1.5, 1),
-    ),  # mean, deviation, sigma, threshold, strength, water (0) or mud (1)
-    "saturate": ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)),  # factor and offset of S of HSV
-}
-"""ImageNet-C/create_c/make_imagenet_c.py, one value per severity."""
 
 
 def check_corruptions(names: Sequence[str]) -> tuple[str, ...]:

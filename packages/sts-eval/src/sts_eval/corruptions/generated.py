@@ -27,7 +27,8 @@ from sts_eval.corruptions.folders import (
     image_tree,
     read_image,
 )
-from sts_eval.corruptions.functions import SMALLEST_SIDE, corrupt_image, corruption_key, library_version
+from sts_eval.corruptions.functions import GENERATOR, SMALLEST_SIDE, corrupt_image, corruption_key
+from sts_eval.corruptions.pixels.strengths import table_for
 from sts_eval.errors import DataError
 from sts_eval.features.images import centre_crop
 
@@ -140,11 +141,14 @@ class GeneratedCell:
 class GeneratedCorruptions:
     """A corruption benchmark computed from clean images: a pure function of them and of `seed`.
 
-    The released images are to be preferred where they exist: numbers on generated ones are close to but not the same as
-    published ones. Folders of images go through JPEG of quality 85 as the released ones did; arrays do not.
+    The released images are to be preferred where they exist: other draws and textures of frost give other numbers.
+    Folders of images go through JPEG of quality 85 as the released ones did; arrays do not.
     With `cache`, results are kept in the layout of ImageNet-C (folders) or as one array per cell (arrays), for these
     clean pixels only; a damaged file is made again.
     """
+
+    generator = GENERATOR
+    """What made the pixels: part of the key of every result."""
 
     def __init__(
         self,
@@ -155,7 +159,6 @@ class GeneratedCorruptions:
         seed: int = 0,
         cache: str | Path | None = None,
     ) -> None:
-        self.library = library_version()
         self.clean, self.seed = clean, seed
         self.corruptions = check_corruptions(corruptions)
         self.severities = check_severities(severities)
@@ -173,8 +176,8 @@ class GeneratedCorruptions:
             "images": digest_of(clean.names, clean.labels.tolist()),
             "pixels": clean.pixels,
             "jpeg_quality": RELEASED_QUALITY if isinstance(clean, CleanFolder) else None,
-            "library": f"imagecorruptions-imaug {self.library}",
-            "parameters": "ImageNet-C",
+            "generator": self.generator,
+            "parameters": table_for(clean.image_size),
         }
 
     def _claim(self, cache: Path) -> None:

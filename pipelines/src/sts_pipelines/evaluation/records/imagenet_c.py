@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from sts_core.distributed import rank
-from sts_eval import evaluation_called
+from sts_eval import GeneratedCorruptions, evaluation_called
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import to_dict
 from sts_pipelines.evaluation import corruptions
@@ -72,7 +72,9 @@ def share(runs: Sequence[EvaluatedRun]) -> None:
 def settings(pipeline: PipelineConfig) -> dict[str, Any]:
     """The images, and the protocol of the classifiers."""
     config = pipeline.evaluation
-    images = {"released": config.imagenet_c_root, "severities": list(config.severities)}
+    images: dict[str, Any] = {"released": config.imagenet_c_root, "severities": list(config.severities)}
+    if config.imagenet_c_root is None:
+        images["generator"] = GeneratedCorruptions.generator
     return {"linear": to_dict(config.linear), **images}
 
 

@@ -1,0 +1,1 @@
+"""How each corruption changes the pixels of one image, and how much at each severity."""
