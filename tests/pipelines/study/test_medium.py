@@ -7,6 +7,8 @@ import pytest
 
 from sts_pipelines.cli.main import main
 from sts_pipelines.study import medium
+from sts_pipelines.study.planning import write_plan
+from tests.pipelines.study.test_verdicts import invented, noise
 
 IMAGES = medium.Images(path=Path("cifar10.npz"), digest="1")
 
@@ -34,9 +36,16 @@ def test_cifar_is_cut_to_a_part_whose_digest_depends_on_the_images_alone(
         medium.cifar_part(tmp_path / "a.npz", tmp_path)
 
 
-def test_every_comparison_has_arms_that_are_run_and_four_seeds_or_all() -> None:
+def test_every_comparison_has_arms_that_are_run_and_three_seeds_or_all() -> None:
     study = medium.medium_study(IMAGES)
-    assert {study.num_seeds(comparison) for comparison in study.comparisons} == {4, len(medium.SEEDS)}
+    assert {study.num_seeds(comparison) for comparison in study.comparisons} == {3, len(medium.SEEDS)}
+
+
+def test_the_pilot_is_enough_for_a_plan(tmp_path: Path) -> None:
+    study, pilot = medium.medium_study(IMAGES), medium.pilot_study(IMAGES)
+    records = invented(pilot, lambda run, name: 60.0 + noise(run, name))
+    assert f"{len(study.comparisons)} comparisons" in write_plan(study, records, tmp_path)
+    assert not set(study.seeds) & set(pilot.seeds)
 
 
 def test_the_key_of_a_run_depends_on_the_images_and_not_on_their_path() -> None:

@@ -22,12 +22,15 @@ from tests.pipelines.study.test_study import record_of
 BETTER = Comparison(claim="c", paper="", setting="s", difference="a - b", plus=(("e", "a"),), minus=(("e", "b"),))
 
 
+MEASURED = ("linear/teacher", "linear/student", "corrupted/teacher", "excess/teacher", "top1/teacher", "top1/student")
+
+
 def invented(study: Study, accuracy: Callable[[StudyRun, str], float]) -> dict[str, Record]:
     """A record for every run, with one accuracy for all measures of a teacher; those of a bank have their own."""
     records = {}
     for run in study.runs:
         value = accuracy(run, run.teacher)
-        values = dict.fromkeys(["linear/teacher", "linear/student", "top1/teacher", "top1/student"], value)
+        values = dict.fromkeys(MEASURED, value)
         values |= {f"top1/{name}": accuracy(run, name) for name in run.training.bank}
         records[run.key] = record_of(run, values, [(1.0, 10 ** (value / 100), 1e-4)])
     return records

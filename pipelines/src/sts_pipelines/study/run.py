@@ -39,7 +39,7 @@ def planned(name: str, *, cifar10: Path | None, work: Path) -> Planned:
     if cifar10 is None:
         raise UsageError("the study medium needs --cifar10 FILE")
     images = medium.cifar_part(cifar10, work)
-    return Planned(study=medium.medium_study(images), pilot=medium.medium_study(images, medium.PILOT_SEEDS))
+    return Planned(study=medium.medium_study(images), pilot=medium.pilot_study(images))
 
 
 def conduct(

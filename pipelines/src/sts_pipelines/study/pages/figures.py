@@ -10,12 +10,15 @@ from sts_eval import charts
 from sts_pipelines.study.verdicts import Finding
 
 LEGEND_ROW = 18.0
-WIDTH, LEFT, RIGHT, ROW, TOP = 720.0, 330.0, 560.0, 22.0, 26.0
+WIDTH, LEFT, RIGHT, ROW, TOP = 860.0, 300.0, 560.0, 20.0, 26.0
+FARTHEST = 6.0
+"""Margins that the axis has to either side at most."""
 DOTS = {"holds": 3, "does not hold": 2, "equivalent within the margin": 1, "cannot be told": 0, "interim": 0}
 
 
 def write_forest_plots(findings: Sequence[Finding], folder: Path) -> dict[str, str]:
-    """One figure for each claim; file names by claim."""
+    """One figure for each claim, and forest.svg with all; file names by claim."""
+    write_atomically(folder / "forest.svg", charts.standalone(forest_plot(findings, "All comparisons")) + "\n")
     claims: dict[str, list[Finding]] = {}
     for found in findings:
         claims.setdefault(found.comparison.claim, []).append(found)
@@ -30,20 +33,21 @@ def forest_plot(findings: Sequence[Finding], title: str) -> str:
     """A row each: setting and difference, mean with its 95 % interval above the margin, and the verdict in words.
 
     Effects are drawn in margins, so that rows of different units share an axis; the numbers are in their own units.
+    What is beyond the axis is drawn at its end.
     """
-    reach = max(2.0, *(_reach(found) for found in findings)) * 1.05
+    reach = min(FARTHEST, max(2.0, *(_reach(found) for found in findings)) * 1.05)
     bottom = TOP + ROW * len(findings)
 
     def place(margins: float) -> float:
-        return (LEFT + RIGHT) / 2 + margins / reach * (RIGHT - LEFT) / 2
+        return (LEFT + RIGHT) / 2 + max(-1.0, min(1.0, margins / reach)) * (RIGHT - LEFT) / 2
 
     band = f'x="{place(-1):.1f}" y="{TOP:g}" width="{place(1) - place(-1):.1f}" height="{bottom - TOP:g}"'
     parts = [
         charts.text(8, 16, title, anchor="start", css="label"),
-        f'<rect class="grid" style="opacity:.25" {band}/>',
+        f'<rect fill="#888" fill-opacity=".18" {band}/>',
         f'<line class="axis" x1="{place(0):.1f}" y1="{TOP:g}" x2="{place(0):.1f}" y2="{bottom:g}"/>',
         charts.text(place(0), bottom + 16, "0"),
-        *(charts.text(place(side), bottom + 16, f"{side:+d} margin") for side in (-1, 1) if reach < 12),
+        *(charts.text(place(side), bottom + 16, f"{side:+d} margin") for side in (-1, 1) if reach < 4),
     ]
     for row, found in enumerate(findings):
         parts += _draw(found, place, TOP + ROW * (row + 0.5))
