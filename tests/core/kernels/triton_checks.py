@@ -15,6 +15,7 @@ from sts_core.kernels import triton
 from sts_core.kernels.choice import bind
 from sts_core.kernels.interface import Kernel, Pair, Rule
 from sts_core.kernels.reference import ReferenceKernel
+from sts_core.sharded.blocks import Shard
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 GRANULARITIES: tuple[Granularity, ...] = ("layer", "module", "channel", "neuron")
@@ -71,6 +72,33 @@ def check_equal_to_reference(pairs: list[Pair], rules: list[Rule]) -> None:
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_an_update_equals_the_reference(granularity: Granularity, p: float, momentum: float) -> None:
     check_equal_to_reference(make_pairs(torch.float32), [Rule(momentum, p, granularity, 3, 2024)])
+
+
+@pytest.mark.parametrize(("granularity", "p"), [("channel", 0.5), ("neuron", 0.7), ("neuron", 0.98)])
+def test_rows_of_a_larger_tensor_move_as_they_do_in_the_whole(granularity: Granularity, p: float) -> None:
+    whole = [*make_pairs(torch.float32)[-2:], Pair("long", torch.randn(3000, 7), (torch.randn(3000, 7),))]
+    cuts = [(1, 3), (7_001, 17_003), (1_030, 2_500)]
+    parts = [
+        Pair(
+            w.name,
+            w.student[a:b].to(DEVICE),
+            (w.teachers[0][a:b].to(DEVICE, copy=True),),
+            Shard(w.student.shape, (a, 0)),
+        )
+        for w, (a, b) in zip(whole, cuts, strict=True)
+    ]
+    rule = Rule(0.9, p, granularity, 3, 2024)
+    ReferenceKernel(whole).update([rule])
+    update_by_triton(parts, [rule])
+    for part, (name, _, (teacher,), _), (a, b) in zip(parts, whole, cuts, strict=True):
+        torch.testing.assert_close(part.teachers[0], teacher[a:b].to(DEVICE), rtol=2**-23, atol=2**-24, msg=name)
+
+
+def test_columns_of_a_larger_tensor_are_left_to_the_reference() -> None:
+    tensor = torch.zeros(4, 3, device=DEVICE)
+    kernels: list[Kernel] = []
+    pairs = [Pair("rows", tensor, (tensor.clone(),)), Pair("w", tensor, (tensor.clone(),), Shard((4, 9), (0, 3)))]
+    assert triton.claim(pairs, kernels, required=True) == pairs[1:]
 
 
 @pytest.mark.parametrize("student_type", [torch.bfloat16, torch.float16])

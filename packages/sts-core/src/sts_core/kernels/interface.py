@@ -41,6 +41,15 @@ class Pair(NamedTuple):
     shard: Shard | None = None
     """Which block of the whole tensor these are; draws are keyed by where a unit lies in the whole."""
 
+    def runs(self) -> tuple[int, int, int]:
+        """`Shard.runs`: a whole tensor is one; a run of no weights means that there is no such order."""
+        size = self.student.numel()
+        return (size, size, 0) if self.shard is None else self.shard.runs(self.student.shape) or (0, 0, 0)
+
+    def first_row(self) -> int:
+        """The first index of dim 0, in the whole tensor."""
+        return self.shard.offset[0] if self.shard and self.shard.offset else 0
+
 
 class Target(NamedTuple):
     """One teacher's tensor and the student's that it follows."""

@@ -87,10 +87,8 @@ def _can_take(pair: Pair) -> bool:
         return False
     if pair.student.dtype not in _STUDENT_TYPES or any(t.dtype != torch.float32 for t in pair.teachers):
         return False
-    if pair.shard is not None and pair.shard.runs(pair.student.shape) is None:
-        return False
     if all(t.is_contiguous() for t in tensors):
-        return True
+        return pair.runs()[0] > 0
     if pair.shard is not None:
         return False
     # A tile of channels_last weights lies scattered over its row, so a tile of it cannot be widened alone.
@@ -234,16 +232,10 @@ class NativeKernel:
         _run_parallel(run, num_tiles)
 
 
-def _runs(pair: Pair) -> tuple[int, int, int]:
-    """The stretches of a block in the whole tensor; a whole tensor is one."""
-    size = pair.student.numel()
-    return (pair.shard and pair.shard.runs(pair.student.shape)) or (size, size, 0)
-
-
 def _describe(pair: Pair, active: tuple[int, ...]) -> _Tensor:
     student = pair.student
     rows = student.shape[0] if student.dim() else 1
-    run, distance, first = _runs(pair)
+    run, distance, first = pair.runs()
     streams = [masks.stream_tag(s, unit_name("module", pair.name) if s == "module" else pair.name) for s in _STREAMS]
     return _Tensor(
         student=student.data_ptr(),
@@ -255,7 +247,7 @@ def _describe(pair: Pair, active: tuple[int, ...]) -> _Tensor:
         run=run,
         distance=distance,
         first=first,
-        first_row=pair.shard.offset[0] if pair.shard and pair.shard.offset else 0,
+        first_row=pair.first_row(),
         tags=(ctypes.c_uint64 * len(_STREAMS))(*streams),
     )
 

@@ -56,9 +56,10 @@ def _interpreted() -> bool:
 
 def _fits(pair: Pair, device_type: str) -> bool:
     student = pair.student
-    if pair.shard is not None:
+    if student.device.type != device_type or student.dtype not in _STUDENT_TYPES:
         return False
-    if student.device.type != device_type or student.dtype not in _STUDENT_TYPES or student.numel() > _LARGEST:
+    run, _, first = pair.runs()
+    if run != student.numel() or first + run > _LARGEST or (pair.shard is not None and not student.is_contiguous()):
         return False
     layout = _channels_innermost(student)
     return layout is not None and all(
@@ -111,6 +112,8 @@ class TritonKernel:
         self._teachers = [self._table([t.data_ptr() for t in column]) for column in zip(*teachers, strict=True)]
         self._num_weights = [s.numel() for s in students]
         self._num_rows = [s.shape[0] if s.dim() else 1 for s in students]
+        self._first_weights = [pair.runs()[2] for pair in self.pairs]
+        self._first_rows = [pair.first_row() for pair in self.pairs]
         self._row_sizes = [n // rows for n, rows in zip(self._num_weights, self._num_rows, strict=True)]
         self._skip = self._never = torch.zeros(1, device=self._device)
         self._made: dict[tuple[str, object], Any] = {}
@@ -145,7 +148,9 @@ class TritonKernel:
     def _launch(self, kernel: Any, teacher: Tensor, rule: Rule, tile: Any = None, **own: Any) -> None:
         """Run a kernel over all tiles of all tensors, with what every update takes and with its own arguments."""
         weights = (tile or self._code.TILE).value
-        sizes, tiles = self._once(("tiles", weights), lambda: self._tiles(self._num_weights, weights))
+        firsts = self._first_weights if "firsts" in own else [0] * len(self.pairs)  # tiles of the draws, or of memory
+        key = "tiles", (weights, "firsts" in own)
+        sizes, tiles = self._once(key, lambda: self._tiles(self._num_weights, weights, firsts))
         base, coefficient = _lerp_form(rule.momentum)
         own |= {"student_type": self._student_type, "base": base} | _OPTIONS
         kernel[(len(tiles),)](teacher, self._students, sizes, tiles, self._skip, coefficient, **own)
@@ -153,10 +158,18 @@ class TritonKernel:
     def _drawn_units(self, rule: Rule) -> dict[str, Tensor]:
         """Draw a flag for each unit, in a small launch of its own, and return what `update_units` reads of it."""
         kind = rule.granularity
-        units, counts, tiles = self._once(("units", kind), lambda: self._units(kind))
+        units, first_rows, counts, tiles = self._once(("units", kind), lambda: self._units(kind))
         threshold = masks.threshold(rule.preserve_probability, 32)
         self._code.draw_units[(len(tiles),)](
-            units["flags"], counts, tiles, units["first_unit"], self._tags(kind), threshold, **_key(rule), **_OPTIONS
+            units["flags"],
+            counts,
+            tiles,
+            units["first_unit"],
+            first_rows,
+            self._tags(kind),
+            threshold,
+            **_key(rule),
+            **_OPTIONS,
         )
         return units  # type: ignore[no-any-return]
 
@@ -189,27 +202,33 @@ class TritonKernel:
 
         def make() -> dict[str, Tensor]:
             channels = [_channels_innermost(pair.student) or 1 for pair in self.pairs]
-            return {"rows": self._table(self._row_sizes, torch.int32), "channels": self._table(channels, torch.int32)}
+            columns = {"rows": self._row_sizes, "channels": channels, "firsts": self._first_weights}
+            return {name: self._table(column, torch.int32) for name, column in columns.items()}
 
         return self._once(("layout", None), make)  # type: ignore[no-any-return]
 
-    def _units(self, granularity: Granularity) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Flags of all units, where those of a tensor begin, the weights of a unit; number and tiles of units."""
+    def _units(self, granularity: Granularity) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
+        """Flags of all units, where those of a tensor begin, the weights of a unit; first, number, tiles of units."""
         by_row = granularity == "channel"
         counts = self._num_rows if by_row else [1] * len(self.pairs)
+        first_rows = self._first_rows if by_row else [0] * len(self.pairs)
         first = [0, *accumulate(counts)]
         units = {
             "flags": torch.empty(first[-1], dtype=torch.uint8, device=self._device),
             "first_unit": self._table(first[:-1], torch.int32),
             "unit_sizes": self._table(self._row_sizes if by_row else self._num_weights, torch.int32),
         }
-        return units, *self._tiles(counts, self._code.UNITS.value)
+        return units, self._table(first_rows, torch.int32), *self._tiles(counts, self._code.UNITS.value, first_rows)
 
-    def _tiles(self, sizes: Sequence[int], tile: int) -> tuple[Tensor, Tensor]:
-        """The sizes, and a row (tensor, index of the tile in it) for each tile that the tensors are cut into."""
-        counts = torch.tensor([-(-size // tile) for size in sizes])
+    def _tiles(self, sizes: Sequence[int], tile: int, firsts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The sizes, and a row (tensor, index of the tile in it) for each tile that the tensors are cut into.
+
+        Of a block of a larger tensor these are the whole tensor's tiles from the one with its weight `first`.
+        """
+        begin = torch.tensor([first // tile for first in firsts])
+        counts = torch.tensor([-(-(first + size) // tile) for first, size in zip(firsts, sizes, strict=True)]) - begin
         tensor = torch.repeat_interleave(counts)
-        index = torch.arange(len(tensor)) - (counts.cumsum(0) - counts)[tensor]
+        index = torch.arange(len(tensor)) - (counts.cumsum(0) - counts - begin)[tensor]
         return self._table(sizes, torch.int32), torch.stack([tensor, index], 1).to(self._device, torch.int32)
 
 

@@ -95,14 +95,15 @@ def update_all(
 
 
 @triton.jit(do_not_specialize=_RULE)
-def draw_units(flags, counts, tiles, first_unit, tags, threshold, step, seed):
-    """flags[first_unit[t] + r] = 1 if unit r of tensor t is updated; word r % 4 of position r // 4 decides."""
+def draw_units(flags, counts, tiles, first_unit, first_rows, tags, threshold, step, seed):
+    """flags[first_unit[t] + r - first_rows[t]] = 1 if unit r is updated; word r % 4 of position r // 4 decides."""
     tensor, tile = _tile_of_program(tiles)
     position = tile * (UNITS // 4) + tl.arange(0, UNITS // 4)
     words = tl.reshape(_four_words(position, tl.load(tags + tensor), step, seed), [UNITS])
-    unit = tile * UNITS + tl.arange(0, UNITS)
+    unit = tile * UNITS + tl.arange(0, UNITS) - tl.load(first_rows + tensor)
     updated = (words.to(tl.int64) >= threshold).to(tl.uint8)
-    tl.store(flags + tl.load(first_unit + tensor) + unit, updated, mask=unit < tl.load(counts + tensor))
+    inside = (unit >= 0) & (unit < tl.load(counts + tensor))
+    tl.store(flags + tl.load(first_unit + tensor) + unit, updated, mask=inside)
 
 
 @triton.jit(do_not_specialize=_RULE)
@@ -157,17 +158,17 @@ def _updated_neurons(tile, tag, tie_tag, both, one, none, step, seed):
 
 @triton.jit(do_not_specialize=_RULE)
 def update_neurons_dense(
-    teachers, students, sizes, tiles, skip, coefficient, rows, channels, tags, tie_tags, both, one, none, step, seed,
-    student_type: tl.constexpr, base: tl.constexpr,
+    teachers, students, sizes, tiles, skip, coefficient, rows, channels, firsts, tags, tie_tags,
+    both, one, none, step, seed, student_type: tl.constexpr, base: tl.constexpr,
 ):  # fmt: skip
     """Single weights, p below `masks.SPARSE_FROM`: a draw for each pair of weights."""
     tensor, tile = _tile_of_program(tiles)
     teacher, student = _addresses(teachers, students, tensor, student_type)
     tag, tie_tag = tl.load(tags + tensor), tl.load(tie_tags + tensor)
-    index = tile * TILE + tl.arange(0, TILE)
-    inside = index < _size(sizes, tensor, skip)
+    index, first = tile * TILE + tl.arange(0, TILE), tl.load(firsts + tensor)
+    inside = (index >= first) & (index - first < _size(sizes, tensor, skip))
     updated = _updated_neurons(tile, tag, tie_tag, both, one, none, step, seed) & inside
-    offset = _memory_offset(index, tl.load(rows + tensor), tl.load(channels + tensor))
+    offset = _memory_offset(index - first, tl.load(rows + tensor), tl.load(channels + tensor))
     _pull(teacher + offset, student + offset, updated, coefficient, base)
 
 
@@ -183,14 +184,15 @@ def _gap(words, thresholds):
 
 @triton.jit(do_not_specialize=_RULE)
 def update_neurons_sparse(
-    teachers, students, sizes, tiles, skip, coefficient, rows, channels, tags, thresholds, step, seed,
+    teachers, students, sizes, tiles, skip, coefficient, rows, channels, firsts, tags, thresholds, step, seed,
     student_type: tl.constexpr, base: tl.constexpr,
 ):  # fmt: skip
     """Single weights, large p: a program finds the updated weights of a block by their gaps, many draws at once."""
     tensor, block = _tile_of_program(tiles)
     teacher, student = _addresses(teachers, students, tensor, student_type)
     row, channel, tag = tl.load(rows + tensor), tl.load(channels + tensor), tl.load(tags + tensor)
-    length = tl.minimum(_size(sizes, tensor, skip) - block * BLOCK, BLOCK)
+    first = tl.load(firsts + tensor) - block * BLOCK  # of the weights that are here
+    length = tl.minimum(first + _size(sizes, tensor, skip), BLOCK)
     position = block * _CALLS_PER_BLOCK + tl.arange(0, _CALLS_AT_ONCE)
     decided = length * 0  # weights of the block that are behind us
     while decided < length:
@@ -198,8 +200,8 @@ def update_neurons_sparse(
         gap = _gap(words, thresholds)
         advance = tl.minimum(gap + 1, _NUM_GAPS)  # the longest gap updates nothing: the next draw starts from there
         index = decided + tl.cumsum(advance, 0) - 1
-        updated = (gap < _NUM_GAPS) & (index < length)
-        offset = _memory_offset(block * BLOCK + index, row, channel)
+        updated = (gap < _NUM_GAPS) & (index >= first) & (index < length)
+        offset = _memory_offset(index - first, row, channel)
         _pull(teacher + offset, student + offset, updated, coefficient, base)
         decided += tl.sum(advance)
         position += _CALLS_AT_ONCE
