@@ -9,7 +9,9 @@ StsError (sts_core)
 └── TrialError      (RuntimeError)   a trial whose smoother applied another p or m than was sampled
 """
 
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
 
 from sts_core import ConfigError, StsError
 
@@ -50,3 +52,17 @@ class TrialError(StsError, RuntimeError):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; those of other libraries may run to pages."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@contextlib.contextmanager
+def memory_told() -> Iterator[None]:
+    """Make a sentence of memory that torch or Python could not get."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        said = first_line(error)
+        if not isinstance(error, MemoryError) and not re.search("allocate memory|out of memory", said):
+            raise
+        raise RunError(
+            f"memory ran out ({said}): lower data.image-size or global-batch-size, or raise accumulation"
+        ) from error

@@ -74,3 +74,14 @@ def test_the_line_fits_into_a_narrow_terminal() -> None:
         line = os.read(ours, 1000).decode().strip()
     os.close(ours)
     assert line == "step 120/500 (24%)  1,830 images/s  0:27 left  loss 2.31"
+
+
+def test_lines_that_are_no_text_or_no_object_are_left_out_and_counted(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append({"step": 1})
+    with log.path.open("ab") as file:
+        file.write(b'\xff\xfe\n[1, 2]\n3\n{"step": 2}\n')
+    assert log.read() == [{"step": 1}, {"step": 2}]
+    assert log.num_damaged() == 3
+    log.truncate(after_step=1)
+    assert log.read() == [{"step": 1}]

@@ -101,6 +101,10 @@ def test_show_lists_every_flag_with_its_meaning(capsys: pytest.CaptureFixture[st
         (["run", "quickstart", "--global-batch-size", "127"], "divisible by workers"),
         (["run", "byol-digits-sts", "--cluster.num-workers", "4", "--cluster.min-workers", "2"], "accumulation = 3"),
         (["run", "byol-digits-sts", "--cluster.cpus-per-worker", "1e9"], "at most 1,024, got 1e+09"),
+        (
+            ["show", "byol-digits-sts", "--evaluation.voc.rpn-test-post-nms", "9" * 400],
+            "must be a number of usual size",
+        ),
         (["run", "byol-digits-p-by-m"], "sts sweep byol-digits-p-by-m"),
         (["sweep", "byol-digits-sts"], "sts run byol-digits-sts"),
         (["run", "quickstart", "--smoothing.momentum", "0.9"], "variants.NAME.momentum"),

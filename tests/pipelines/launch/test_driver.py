@@ -27,7 +27,7 @@ from sts_pipelines.cli.verbs.run import run_pipeline
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
 from sts_pipelines.config.run_folder import read_run
 from sts_pipelines.diagnostics.doctor import examine
-from sts_pipelines.errors import RunError, UsageError
+from sts_pipelines.errors import RunError, UsageError, memory_told
 from sts_pipelines.launch import driver, worker
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job, _is_complete, jobs_of, run_lock
@@ -416,3 +416,13 @@ def test_an_evaluation_trains_nothing_even_when_the_checkpoints_are_gone(tiny: T
     assert {entry["evaluation"] for entry in read_results(folder).entries} == {"linear", "knn"}
     assert not (folder / "checkpoints").exists()
     assert (folder / "config.yaml").read_text() == config
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")]
+)
+def test_memory_that_ran_out_is_a_sentence(error: Exception) -> None:
+    with pytest.raises(RunError, match=r"^memory ran out \(.*\): lower data.image-size"), memory_told():
+        raise error
+    with pytest.raises(RuntimeError, match=r"^another$"), memory_told():
+        raise RuntimeError("another")

@@ -132,10 +132,12 @@ def _is_for_the_user(error: Exception) -> bool:
     """
     errors = sys.modules.get("sts_core.errors")
     ours = errors is not None and isinstance(error, errors.StsError)
-    return ours or (isinstance(error, OSError) and error.filename is not None)
+    return ours or isinstance(error, RecursionError) or (isinstance(error, OSError) and error.filename is not None)
 
 
 def _in_one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename} cannot be used ({error.strerror})"
+    if isinstance(error, RecursionError):
+        return "a file is nested too deeply to be one of ours; sts doctor names the damaged ones of a run"
     return " ".join(str(error).split())

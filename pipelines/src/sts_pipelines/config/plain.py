@@ -225,6 +225,10 @@ def _made(cls: type, values: dict[str, Any], path: str, problems: list[str]) -> 
     while True:
         try:
             return cls(**kept)
+        except OverflowError:
+            large = ", ".join(name for name, value in kept.items() if isinstance(value, int) and abs(value) > 2**63)
+            problems.append(f"{path}{large} must be a number of usual size, got one of more than 63 bits")
+            return _INVALID
         except ConfigError as error:
             if wrong.intersection(error.fields):  # perhaps only because these have their defaults now
                 return _INVALID

@@ -57,6 +57,8 @@ def read_yaml(text: str, *, source: str = "the text") -> dict[str, Any]:
         loaded = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader, see above
     except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise UsageError(f"{source} is nested too deeply to be a config") from error
     if not isinstance(loaded, dict):
         raise UsageError(f"{source} must hold a config (key: value lines), got {type(loaded).__name__}")
     if not isinstance(loaded.get("kind", ""), str):

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from sts_core import Network, StsError
 from sts_eval import read_results
-from sts_methods import CheckpointError, CheckpointStore, load_backbone, read_checkpoint
+from sts_methods import CheckpointError, CheckpointStore, MetricsLog, load_backbone, read_checkpoint
 from sts_pipelines.config.run_folder import read_run, run_folders
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import UsageError
@@ -44,6 +44,8 @@ def _run(folder: Path) -> tuple[str, bool]:
         config = _damage(folder / "config.json", _fitted)
     damage = [*config, *_damage(folder / "results.json", _results)]
     lines = [f"run {folder}", *_networks_saved(folder), *damage, *([] if damage else _results(folder))]
+    if unread := MetricsLog(folder / "metrics.jsonl").num_damaged():
+        lines.append(f"metrics.jsonl: {unread} DAMAGED lines, which are left out")
     intact: list[int] = []
     for step in reversed(store.steps()):
         detail, healthy = _checkpoint(store.path(step))
@@ -68,7 +70,7 @@ def _damage(file: Path, read: Callable[[Path], object]) -> list[str]:
         return [f"{file.name}: MISSING, the command that made the run writes it again"]
     try:
         read(file.parent)
-    except StsError as error:
+    except (StsError, RecursionError) as error:
         return [f"{file.name}: DAMAGED ({' '.join(str(error).split())})"]
     return []
 

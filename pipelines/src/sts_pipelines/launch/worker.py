@@ -15,6 +15,7 @@ from sts_core.distributed import rank
 from sts_core.files import write_atomically
 from sts_methods import LocalRuntime, RunListener, fit
 from sts_pipelines.config.storage_path import is_uri
+from sts_pipelines.errors import memory_told
 from sts_pipelines.evaluation.bank import evaluate_bank
 from sts_pipelines.evaluation.evaluator import evaluate_run, measure_of, share_passes, shared_evaluations
 from sts_pipelines.launch.job import Job, run_lock, write_config
@@ -26,7 +27,7 @@ from sts_pipelines.launch.warnings_log import warnings_noted
 def train_job(job: Job, runtime: LocalRuntime, storage: StorageCopy) -> None:
     """Train, save the backbones and evaluate: what every rank does for a job, in process or on Ray."""
     lock = run_lock(job.folder) if runtime.rank == 0 else contextlib.nullcontext()
-    with lock, warnings_noted(job.folder):
+    with lock, warnings_noted(job.folder), memory_told():
         if job.train:
             fit(job.pipeline.training, runtime)
             storage.share()

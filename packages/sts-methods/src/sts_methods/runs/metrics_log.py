@@ -54,16 +54,17 @@ class MetricsLog:
             file.write(json.dumps({name: _jsonable(value) for name, value in metrics.items()}) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All lines; a last one that a kill cut short is left out."""
-        if not self.path.exists():
-            return []
-        entries = []
-        for line in self.path.read_text().splitlines():
-            try:
-                entries.append(json.loads(line))
-            except ValueError:
-                continue
-        return entries
+        """All lines; one that a kill cut short, or that is damaged in another way, is left out."""
+        return [entry for entry in self._parsed() if isinstance(entry, dict)]
+
+    def num_damaged(self) -> int:
+        """How many lines `read` leaves out."""
+        return sum(not isinstance(entry, dict) for entry in self._parsed())
+
+    def _parsed(self) -> list[Any]:
+        """What each line holds, None where that is no JSON."""
+        lines = self.path.read_text(errors="replace").splitlines() if self.path.exists() else []
+        return [_parse(line) for line in lines]
 
     def truncate(self, *, after_step: int) -> None:
         """Drop the entries of steps beyond `after_step`, atomically."""
@@ -71,6 +72,13 @@ class MetricsLog:
             return
         kept = [entry for entry in self.read() if entry.get("step", 0) <= after_step]
         write_atomically(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+
+def _parse(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _jsonable(value: Any) -> Any:
