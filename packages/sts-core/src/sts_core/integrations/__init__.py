@@ -1,0 +1,1 @@
+"""Other people's training loops: one file for each host, which is imported only when its file is."""

@@ -1,0 +1,131 @@
+"""Lightning: a teacher, or several, of any LightningModule, as a callback."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from sts_core.attachment import Attachment
+from sts_core.bank import TeacherBank
+from sts_core.config import SmoothingConfig
+from sts_core.errors import ConfigError, StateError
+from sts_core.pairing import make_teacher
+from sts_core.smoother import Schedule, Smoother
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError:
+    from pytorch_lightning import Callback, LightningModule, Trainer
+
+ONLY = "teacher"
+"""The name of a single teacher."""
+
+
+class TeacherCallback(Callback):  # type: ignore[misc]  # Lightning need not be installed where types are checked
+    """Keeps teachers of the module that is trained, validates and tests with one of them, and saves and resumes them.
+
+        trainer = Trainer(callbacks=[TeacherCallback(spatial_temporal_smoothing(0.99, 0.7), seed=0)])
+
+    `configs` is one config, or a mapping from names to configs for several teachers of the one run. `evaluate_with`
+    names the teacher whose weights the module has in validation, test and prediction; None leaves it its own. `part`
+    is the name of the submodule to follow instead of the whole module. `momentum` is a schedule for a single teacher.
+    A checkpoint's `state_dict` is the student's, as without the callback; `teachers` holds the weights of each teacher
+    by name, `smoother` what the next draws depend on.
+    """
+
+    def __init__(
+        self,
+        configs: SmoothingConfig | Mapping[str, SmoothingConfig],
+        *,
+        seed: int = 0,
+        evaluate_with: str | None = ONLY,
+        part: str = "",
+        momentum: Schedule | None = None,
+    ) -> None:
+        self.configs = {ONLY: configs} if isinstance(configs, SmoothingConfig) else dict(configs)
+        if evaluate_with is not None and evaluate_with not in self.configs:
+            raise ConfigError(f"evaluate_with must be None or one of {', '.join(self.configs)}, got {evaluate_with!r}")
+        if momentum is not None and len(self.configs) > 1:
+            raise ConfigError("a momentum schedule is for a single teacher, got several: give each its own momentum")
+        self.seed, self.evaluate_with, self.part, self.momentum = seed, evaluate_with, part, momentum
+        self.follower: Smoother | TeacherBank | None = None
+        """What moves the teachers; None before training."""
+        self._attachment: Attachment | None = None
+        self._lent = ExitStack()
+        self._saved: Mapping[str, Any] | None = None
+
+    @property
+    def teachers(self) -> dict[str, nn.Module]:
+        """The teachers by name; none before training."""
+        if isinstance(self.follower, TeacherBank):
+            return self.follower.teachers
+        return {} if self.follower is None else {ONLY: self.follower.teacher}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the teachers, now that the module is on its device and has the weights that it starts from."""
+        self._follow(pl_module)
+        assert self.follower is not None
+        if isinstance(self.follower, TeacherBank):
+            self._attachment = self.follower.attach(*trainer.optimizers)
+        else:
+            self._attachment = self.follower.attach(*trainer.optimizers, momentum=self.momentum)
+
+    def _follow(self, pl_module: LightningModule) -> None:
+        student = pl_module.get_submodule(self.part)
+        if set(self.configs) == {ONLY}:
+            teacher = make_teacher(student)
+            self.follower = Smoother(student=student, teacher=teacher, config=self.configs[ONLY], seed=self.seed)
+        else:
+            self.follower = TeacherBank(student=student, configs=self.configs, seed=self.seed)
+        if self._saved is not None:
+            self._restore(self._saved)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let the optimizers go; the teachers stay for a test after training."""
+        self._lent.close()
+        if self._attachment is not None:
+            self._attachment.detach()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add the teachers to a checkpoint."""
+        if self.follower is not None:
+            state = self.follower.state_dict()
+            checkpoint["smoother"] = {name: value for name, value in state.items() if name != "teachers"}
+            checkpoint["teachers"] = {name: teacher.state_dict() for name, teacher in self.teachers.items()}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep what a checkpoint holds of the teachers until the module is on its device."""
+        if "smoother" not in checkpoint or set(checkpoint["teachers"]) != set(self.configs):
+            found = ", ".join(checkpoint.get("teachers", {})) or "none"
+            raise StateError(f"the checkpoint must hold the teachers {', '.join(self.configs)}, it holds {found}")
+        self._saved = {name: checkpoint[name] for name in ("smoother", "teachers")}
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        assert self.follower is not None
+        if isinstance(self.follower, TeacherBank):
+            self.follower.load_state_dict({**saved["smoother"], "teachers": saved["teachers"]})
+        else:
+            self.follower.load_state_dict(saved["smoother"])
+            self.follower.teacher.load_state_dict(saved["teachers"][ONLY])
+        self._saved = None
+
+    def _lend(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.follower is None and self._saved is not None:  # a test of a checkpoint, without training
+            self._follow(pl_module)
+        if self.follower is None or self.evaluate_with is None:
+            return
+        if isinstance(self.follower, TeacherBank):
+            self._lent.enter_context(self.follower.swapped(self.evaluate_with))
+        else:
+            self._lent.enter_context(self.follower.swapped())
+
+    def _take_back(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._lent.close()
+
+    on_validation_epoch_start = on_test_epoch_start = on_predict_epoch_start = _lend
+    on_validation_epoch_end = on_test_epoch_end = on_predict_epoch_end = _take_back
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the module its own weights back before anything is saved."""
+        self._lent.close()

@@ -1,0 +1,96 @@
+"""transformers: a teacher of any model that a Trainer trains."""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from transformers import Trainer, TrainerCallback
+
+from sts_core.attachment import Attachment
+from sts_core.config import SmoothingConfig
+from sts_core.errors import StateError
+from sts_core.files import write_atomically
+from sts_core.pairing import make_teacher
+from sts_core.smoother import Schedule, Smoother
+
+WEIGHTS, STATE = "teacher.safetensors", "teacher.json"
+"""The files beside a checkpoint's own."""
+
+
+def add_teacher(
+    trainer: Trainer, config: SmoothingConfig, *, seed: int = 0, momentum: Schedule | None = None, evaluate: bool = True
+) -> "TeacherCallback":
+    """Give a Trainer a teacher that follows its model; returns the callback, whose `teacher` it is.
+
+        add_teacher(trainer, spatial_temporal_smoothing(0.99, 0.7), seed=0)
+        trainer.train()
+
+    With `evaluate`, `trainer.evaluate()` and `predict()`, those that training calls included, compute with the
+    teacher's weights. Every checkpoint gets `teacher.safetensors`, from which a resumed training carries on.
+    """
+    callback = TeacherCallback(config, seed=seed, momentum=momentum)
+    trainer.add_callback(callback)
+    for name in ("evaluate", "predict") if evaluate else ():
+        setattr(trainer, name, callback.with_teacher(getattr(trainer, name)))
+    return callback
+
+
+class TeacherCallback(TrainerCallback):  # type: ignore[misc]  # transformers need not be installed where types are checked
+    """Moves the teacher after every real step of the optimizer, and saves and resumes it; see `add_teacher`."""
+
+    def __init__(self, config: SmoothingConfig, *, seed: int = 0, momentum: Schedule | None = None) -> None:
+        self.config, self.seed, self.momentum = config, seed, momentum
+        self.smoother: Smoother | None = None
+        self._attachment: Attachment | None = None
+
+    @property
+    def teacher(self) -> Any:
+        """The teacher; None before training."""
+        return None if self.smoother is None else self.smoother.teacher
+
+    def with_teacher(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called with the teacher's weights in the model; before training, with the model's own."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.smoother is None:
+                return function(*args, **kwargs)
+            with self.smoother.swapped():
+                return function(*args, **kwargs)
+
+        return call
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Make the teacher from the model, or take it from the checkpoint that is resumed."""
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        self.smoother = Smoother(student=model, teacher=make_teacher(model), config=self.config, seed=self.seed)
+        if state.global_step:
+            self._restore(_checkpoint(args, state))
+        self._attachment = self.smoother.attach(optimizer, momentum=self.momentum)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let the optimizer go; the teacher stays."""
+        if self._attachment is not None:
+            self._attachment.detach()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the teacher into the checkpoint's folder; every rank has the same, so one writes."""
+        if self.smoother is None or not state.is_world_process_zero:
+            return
+        folder = _checkpoint(args, state)
+        safetensors.torch.save_model(self.smoother.teacher, str(folder / WEIGHTS))
+        write_atomically(folder / STATE, json.dumps(self.smoother.state_dict()) + "\n")
+
+    def _restore(self, folder: Path) -> None:
+        assert self.smoother is not None
+        if not (folder / STATE).is_file():
+            raise StateError(f"a training that is resumed needs its teacher, but {folder} has no {STATE}")
+        safetensors.torch.load_model(self.smoother.teacher, str(folder / WEIGHTS))
+        self.smoother.load_state_dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+
+
+def _checkpoint(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
