@@ -1,6 +1,7 @@
 """The catalog: every name of the design is there, complete, typed, and survives the way to YAML and back."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 
 from sts_core import SmoothingConfig
 from sts_eval import extract_features, linear_probe, published
-from sts_methods import LocalRuntime, build_method, evaluation_data, fit
+from sts_methods import LocalRuntime, MetricsLog, build_method, evaluation_data, fit
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cli.resolve import resolve
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, SweepConfig, base_of, plain_of
@@ -160,3 +161,20 @@ def test_the_smoothing_figure_is_the_beginning_of_a_long_training() -> None:
         assert isinstance(recipe, ComparisonConfig)
         training = recipe.pipeline.training
         assert (training.epochs, training.steps, training.stop_after_epochs) == (length, None, stop)
+
+
+@pytest.mark.slow
+def test_the_smoothing_figure_on_digits_has_the_paper_s_order_to_its_last_epoch(tmp_path: Path) -> None:
+    recipe = CATALOG["byol-digits-drift"].build()
+    assert isinstance(recipe, ComparisonConfig)
+    drifts = {}
+    for name in ("none", "tma"):
+        training = replace(recipe.pipelines[name].training, stop_after_epochs=4)
+        fit(training, LocalRuntime(tmp_path / name, progress=False))
+        lines = MetricsLog(tmp_path / name / "metrics.jsonl").read()
+        drifts[name] = [(line["parameter_drift"], line["output_drift"]) for line in lines if "output_drift" in line]
+    assert all(smoothed < none for smoothed, none in zip(drifts["tma"][-1], drifts["none"][-1], strict=True))
+    assert all(
+        2 * sum(smoothed) < sum(none)
+        for smoothed, none in zip(zip(*drifts["tma"], strict=True), zip(*drifts["none"], strict=True), strict=True)
+    )

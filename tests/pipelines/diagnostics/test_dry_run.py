@@ -1,6 +1,7 @@
 """sts check: what a pipeline needs, before it costs a night."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,21 @@ def test_data_that_is_not_there_is_missed_before_the_workers_start(dataset: str,
     with pytest.raises(ConfigError, match="nowhere"):
         check_data(resolve("byol-digits-sts", flags))  # type: ignore[arg-type]
     check_data(resolve("byol-digits-sts", [*flags, "--cluster.address", "auto"]))  # type: ignore[arg-type]
+
+
+def test_damaged_files_of_cifar_are_told_before_the_workers_start(tmp_path: Path) -> None:
+    config = resolve("byol-cifar10-sts", ["--data.root", str(tmp_path)])
+    check_data(config)  # type: ignore[arg-type]  # a folder to download into
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"cut short")
+    for check in (check_data, partial(check_pipeline, placement=False)):
+        with pytest.raises(ConfigError, match=r"cifar10 needs .* unpacked in .*cifar-10-batches-py, which failed"):
+            check(config)  # type: ignore[arg-type]
+
+
+def test_more_neighbours_than_images_are_told_before_the_training() -> None:
+    with pytest.raises(UsageError, match=r"knn.ks must be at most digits's 1,438 training images, got 2,000$"):
+        check_evaluations(resolve("byol-digits-sts", ["--evaluation.knn.ks", "5,2000"]))  # type: ignore[arg-type]
 
 
 def test_an_evaluation_without_its_images_is_told_before_the_training(tmp_path: Path) -> None:

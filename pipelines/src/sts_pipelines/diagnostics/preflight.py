@@ -31,6 +31,11 @@ def check_evaluations(pipeline: PipelineConfig) -> None:
             f"{', '.join(names)} need labelled images, and dataset {dataset.name} has none: train on an imagefolder, "
             "or take them out of evaluation.after-training and let sts evaluate show another dataset to the networks"
         )
+    images, ks = None if dataset.class_folders else dataset.num_images, pipeline.evaluation.knn.ks
+    if images is not None and "knn" in pipeline.evaluation.after_training and max(ks) > images:
+        raise UsageError(
+            f"evaluation.knn.ks must be at most {dataset.name}'s {images:,} training images, got {max(ks):,}"
+        )
     for record in records_of(pipeline):
         if record.needs_classifier and method is not None and not method.trains_classifier:
             raise UsageError(
@@ -47,7 +52,7 @@ def _on_labelled_images(pipeline: PipelineConfig) -> list[str]:
 
 
 def check_data(pipeline: PipelineConfig) -> None:
-    """Raise, as the dataset would, where files of the training or of an evaluation that follows are not there.
+    """Raise, as the dataset would, where files of the training or of an evaluation are not there, or CIFAR is damaged.
 
     What may be downloaded is left to the workers.
     """
@@ -66,7 +71,9 @@ def check_data(pipeline: PipelineConfig) -> None:
 
 
 def _check_split(data: DataConfig, split: Split) -> None:
-    if not dataset_record(data.dataset).in_place(data.root, split):
+    record = dataset_record(data.dataset)
+    unpacked = record.unpacked is not None and data.root is not None and (Path(data.root) / record.unpacked).exists()
+    if unpacked or not record.in_place(data.root, split):
         open_source(data.dataset, data.root, split, image_size=data.image_size)
 
 

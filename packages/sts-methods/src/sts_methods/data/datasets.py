@@ -41,6 +41,8 @@ class DatasetRecord:
     """Whether it has files of the user's."""
     class_folders: bool = False
     """Whether root holds train/ and val/ (or test/), in each a folder of images per class."""
+    unpacked: str | None = None
+    """The folder in root that holds its files, if a download makes it: small enough to be read as a check."""
     labelled: bool | None = True
     """Whether its images have labels; None if only the files can say."""
     num_images: int | None = None
@@ -196,12 +198,14 @@ for _record in (
         name="cifar10",
         open=lambda root, split: cifar("cifar10", str(root), split),
         statistics=((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),  # kekmodel, dataset/cifar.py
+        unpacked="cifar-10-batches-py",
         num_images=50_000,
     ),
     DatasetRecord(
         name="cifar100",
         open=lambda root, split: cifar("cifar100", str(root), split),
         statistics=((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),  # kekmodel, dataset/cifar.py
+        unpacked="cifar-100-python",
         num_images=50_000,
     ),
     DatasetRecord(
