@@ -4,7 +4,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.preprocessing import StandardScaler
 
-from sts_eval import fast_protocol, linear_probe
+from sts_eval import Features, fast_protocol, linear_probe
 from sts_eval.probes.linear.solvers import ridge_regression, softmax_regression
 
 
@@ -56,3 +56,32 @@ def test_a_constant_feature_does_no_harm(solver, digit_features):
     result = linear_probe(train, test, fast_protocol(solver=solver))
     assert result.last[1] > 90.0
     assert not any(head.diverged for head in result.heads)
+
+
+@pytest.mark.parametrize("solve", [softmax_regression, ridge_regression])
+def test_some_rows_give_what_a_copy_of_them_gives(solve, digit_features):
+    train, _ = digit_features
+    rows = torch.arange(len(train))[::3]
+    some = solve(train.values, train.labels, 10, (1e-2, 1.0), rows=rows)
+    copied = solve(train.values[rows], train.labels[rows], 10, (1e-2, 1.0))
+    assert all(torch.equal(a, b) for one, two in zip(some, copied, strict=True) for a, b in zip(one, two, strict=True))
+
+
+def test_the_choice_of_a_penalty_copies_the_held_out_tenth_and_no_more():
+    class Counted(torch.Tensor):
+        """Features that know how many rows were taken out of them at once."""
+
+        most = 0
+
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), options=None):
+            result = super().__torch_function__(function, types, arguments, options or {})
+            if function is torch.Tensor.__getitem__ and isinstance(arguments[1], torch.Tensor):
+                cls.most = max(cls.most, len(result))
+            return result
+
+    labels = torch.arange(40_000) % 2
+    values = (torch.randn(40_000, 2, generator=torch.Generator().manual_seed(0)) + labels[:, None]).as_subclass(Counted)
+    test = Features(values[:100].as_subclass(torch.Tensor), labels[:100])
+    linear_probe(Features(values, labels), test, fast_protocol(regularisations=(1e-2, 1.0)))
+    assert 0 < Counted.most <= 16384

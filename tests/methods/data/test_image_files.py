@@ -159,6 +159,29 @@ def damage(folder: Path) -> list[str]:
     return [str(path) for path in paths]
 
 
+def test_an_image_of_16_bits_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "deep.png"
+    Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)).save(path)
+    with pytest.raises(ImageReadError, match=r"deep.png is not \(images have 8 bits per channel, its mode is I;16\)"):
+        read_image(str(path))
+
+
+def test_evaluation_skips_unreadable_images_as_training_does(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    damaged = damage(folder)
+    train, _ = evaluation_data(config_of(folder))
+    with pytest.raises(ImageReadError, match="every image must be readable"):
+        [train[index] for index in range(len(train))]
+    train, _ = evaluation_data(config_of(folder, on_error="skip"))
+    items = [train[index] for index in range(len(train))] + [train[0]]
+    assert len(items) == NUM_IMAGES + 1
+    assert "(3 so far)" in caplog.text
+    assert len(caplog.records) == 3  # each is told once
+    first = train.paths.index(damaged[0])
+    after = next(index for index in range(first, NUM_IMAGES) if train.paths[index] not in damaged)
+    assert torch.equal(items[first][0], items[after][0])
+    assert items[first][1] == items[after][1]
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_unreadable_image_stops_with_an_error_that_names_it(folder: Path, num_workers: int) -> None:
     damaged = damage(folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from torch import nn
 
 from sts_core.errors import ConfigError, StsError
@@ -193,12 +194,33 @@ def test_cifar_needs_a_place_before_the_workers_start(tmp_path: Path) -> None:
     check_data(resolve("byol-cifar10-sts", ["--data.root", str(tmp_path)]))  # type: ignore[arg-type]  # downloaded later
 
 
+@pytest.mark.parametrize("dataset", ["digits", "arrays", "imagefolder"])
+def test_more_neighbours_than_training_images_are_told_before_the_training(dataset: str, tmp_path: Path) -> None:
+    images, labels = np.zeros((30, 8, 8), dtype=np.uint8), np.arange(30) % 2
+    np.savez(tmp_path / "mine.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    for number in range(30):
+        for split in ("train", "val"):
+            path = tmp_path / split / f"class{number % 2}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(images[number]).save(path)
+    num_images = 1438 if dataset == "digits" else 30
+    root = tmp_path / "mine.npz" if dataset == "arrays" else tmp_path
+    flags = ["--data.dataset", dataset, *([] if dataset == "digits" else ["--data.root", str(root)])]
+    check_data(resolve("byol-digits-sts", [*flags, "--evaluation.knn.ks", str(num_images)]))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"knn lets {num_images + 1} training images vote, and there are {num_images}"):
+        check_data(resolve("byol-digits-sts", [*flags, "--evaluation.knn.ks", str(num_images + 1)]))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("name", "flag"), [("imagenet-c", "imagenet-c-root"), ("voc", "voc.data-root")])
-def test_a_folder_that_an_evaluation_reads_must_be_there(name: str, flag: str, tmp_path: Path) -> None:
+def test_a_folder_that_an_evaluation_reads_must_be_there(
+    name: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = ["--evaluation.after-training", name, f"--evaluation.{flag}"]
     with pytest.raises(UsageError, match=f"^{name} needs its images, and .*nowhere is not a folder: set --evaluation"):
         check_data(resolve("byol-digits-sts", [*flags, str(tmp_path / "nowhere")]))  # type: ignore[arg-type]
     check_data(resolve("byol-digits-sts", [*flags, str(tmp_path)]))  # type: ignore[arg-type]
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    check_data(resolve("byol-digits-sts", [*flags, f"~/{tmp_path.name}"]))  # type: ignore[arg-type]
 
 
 def test_an_impossible_network_is_a_mistake_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+from itertools import islice
 from pathlib import Path
 
 from sts_core import CheckpointError
@@ -64,9 +65,11 @@ def check_data(pipeline: PipelineConfig) -> None:
         _check_split(data, "test")
         if dataset_record(data.dataset).labelled is None:
             evaluation_data(data)
+    if any(record.name == "knn" for record in records_of(pipeline)):
+        _check_neighbours(data, max(pipeline.evaluation.knn.ks))
     for record in records_of(pipeline):
         folder = record.folder(pipeline.evaluation) if record.folder is not None else None
-        if folder is not None and not Path(folder).is_dir():
+        if folder is not None and not Path(folder).expanduser().is_dir():
             raise UsageError(f"{record.name} needs its images, and {folder} is not a folder: set {record.folder_flag}")
 
 
@@ -75,6 +78,20 @@ def _check_split(data: DataConfig, split: Split) -> None:
     unpacked = record.unpacked is not None and data.root is not None and (Path(data.root) / record.unpacked).exists()
     if unpacked or not record.in_place(data.root, split):
         open_source(data.dataset, data.root, split, image_size=data.image_size)
+
+
+def _check_neighbours(data: DataConfig, k: int) -> None:
+    """Raise where more neighbours are to vote than there are training images, of which no more than k are counted."""
+    record = dataset_record(data.dataset)
+    if record.class_folders:
+        files = (Path(str(data.root)).expanduser() / "train").rglob("*.*")
+        num_images = sum(1 for _ in islice(files, k)) or k  # an empty folder is refused elsewhere
+    elif record.num_images is not None:
+        num_images = record.num_images
+    else:
+        num_images = len(open_source(data.dataset, data.root, "train", image_size=data.image_size))
+    if k > num_images:
+        raise UsageError(f"knn lets {k} training images vote, and there are {num_images}: lower evaluation.knn.ks")
 
 
 def check_images(pipeline: PipelineConfig, folder: Path) -> None:

@@ -34,7 +34,7 @@ from sts_pipelines.config.pipeline import EvaluationConfig
 def corruption_source(data: DataConfig, config: EvaluationConfig, classes: Sequence[str]) -> Any:
     """The released images where a folder of them is named, else corrupted test images."""
     if config.imagenet_c_root is not None:
-        root = Path(config.imagenet_c_root)
+        root = Path(config.imagenet_c_root).expanduser()
         if (root / "labels.npy").is_file():
             return ArrayCorruptions(root)
         return FolderCorruptions(root, image_size=data.image_size, classes=classes)
@@ -49,10 +49,11 @@ def corruption_source(data: DataConfig, config: EvaluationConfig, classes: Seque
                 f"imagenet-c corrupts images in memory or in a folder per class, dataset {data.dataset!r} has neither: "
                 f"name released images in evaluation.imagenet_c_root"
             )
-        root = Path(str(data.root))
+        root = Path(str(data.root)).expanduser()
         split = Path(test.paths[0]).relative_to(root).parts[0]  # val or test; images may lie deep in a class's folder
         clean = CleanFolder(root / split, image_size=max(data.image_size, 32), classes=classes)
-    return GeneratedCorruptions(clean, severities=config.severities, cache=config.corruption_cache)
+    cache = None if config.corruption_cache is None else Path(config.corruption_cache).expanduser()
+    return GeneratedCorruptions(clean, severities=config.severities, cache=cache)
 
 
 def corruption_results(

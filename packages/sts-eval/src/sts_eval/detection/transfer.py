@@ -116,8 +116,9 @@ def detection_transfer(
     False
     """
     require_backend(config.backend)
-    splits = [read_voc_split(config.data_root, name) for name in config.train_splits]
-    test = read_voc_split(config.data_root, config.test_split)
+    images = Path(config.data_root).expanduser()
+    splits = [read_voc_split(images, name) for name in config.train_splits]
+    test = read_voc_split(images, config.test_split)
     source = backbone if isinstance(backbone, Backbone) else load_source(backbone)
     state = trunk_state(source.module)
     shape = infer_shape(state)

@@ -218,6 +218,7 @@ def evaluation_data(config: DataConfig) -> tuple[EvaluationDataset, EvaluationDa
             open_source(config.dataset, config.root, split, image_size=config.image_size),
             image_size=config.image_size,
             statistics=dataset_record(config.dataset).statistics,
+            skip=config.on_error == "skip",
         )
         for split in ("train", "test")
     )

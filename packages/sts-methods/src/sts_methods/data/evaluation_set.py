@@ -1,13 +1,17 @@
 """Labelled images without augmentation, for probes and nearest neighbours."""
 
+import logging
+
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from sts_core import ConfigError
-from sts_methods.data.image_files import read_image
+from sts_methods.data.image_files import ImageReadError, read_image
 from sts_methods.data.sources import ImageArrays, ImageFiles, Source, Statistics
 from sts_methods.views.per_image import resize_centre
+
+logger = logging.getLogger(__name__)
 
 MARGIN = 256 / 224  # Resize(256), CenterCrop(224): MoCo, main_lincls.py
 
@@ -16,9 +20,10 @@ class EvaluationDataset(Dataset[tuple[Tensor, int]]):
     """Items are (normalised float image [3, size, size], class).
 
     Images in memory are resized as a whole; files as usual for ImageNet: shorter side to 256/224 of the size, centre.
+    With `skip` the next readable image, and its class, stand in for one that cannot be read, as in training.
     """
 
-    def __init__(self, source: Source, *, image_size: int, statistics: Statistics) -> None:
+    def __init__(self, source: Source, *, image_size: int, statistics: Statistics, skip: bool = False) -> None:
         if source.labels is None or source.classes is None:
             raise ConfigError("evaluation needs labelled images, this dataset has none: use a dataset with labels")
         self.classes = source.classes
@@ -27,14 +32,28 @@ class EvaluationDataset(Dataset[tuple[Tensor, int]]):
         self._source = source.resized(image_size) if isinstance(source, ImageArrays) else source
         if isinstance(source, ImageFiles):
             self.paths = source.paths
-        self._image_size = image_size
+        self._image_size, self._skip = image_size, skip
+        self._skipped: set[int] = set()
         self._mean, self._std = (torch.tensor(s)[:, None, None] * 255 for s in statistics)
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return (self._pixels(index) - self._mean) / self._std, int(self.targets[index])
+        shown, pixels = self._readable(index) if self._skip else (index, self._pixels(index))
+        return (pixels - self._mean) / self._std, int(self.targets[shown])
+
+    def _readable(self, index: int) -> tuple[int, Tensor]:
+        """The first image from `index` on, in a circle, that can be read."""
+        for turn in range(len(self)):
+            place = (index + turn) % len(self)
+            try:
+                return place, self._pixels(place)
+            except ImageReadError as error:
+                if place not in self._skipped:
+                    self._skipped.add(place)
+                    logger.warning("skipped image %d (%d so far): %s", place, len(self._skipped), error)
+        raise ImageReadError(f"none of the {len(self)} images is readable: set on_error to raise to see why")
 
     def _pixels(self, index: int) -> Tensor:
         if isinstance(self._source, ImageArrays):

@@ -25,7 +25,7 @@ def read_image(path: str) -> ByteImage:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ImageReadError(
-            f'every image must be readable, {path} is not ({reason}): repair it, or train with on_error="skip"'
+            f'every image must be readable, {path} is not ({reason}): repair it, or set on_error="skip"'
         ) from error
 
 
@@ -38,4 +38,6 @@ def decode(data: bytes) -> ByteImage:
         except ValueError:
             pass  # CMYK and other rare kinds are Pillow's; what is broken fails there too
     with Image.open(io.BytesIO(data)) as image:
+        if image.mode.startswith(("I", "F")):  # Pillow would clip them to white
+            raise ValueError(f"images have 8 bits per channel, its mode is {image.mode}")
         return np.array(image.convert("RGB"))

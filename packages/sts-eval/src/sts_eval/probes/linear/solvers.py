@@ -1,6 +1,6 @@
 """Linear classifiers solved to their optimum: softmax regression by L-BFGS, and ridge regression."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,36 +32,49 @@ def share(values: Tensor) -> Tensor:
     return values[edges[distributed.rank()] : edges[distributed.rank() + 1]]
 
 
-def column_mean(values: Tensor) -> Tensor:
-    """The mean of all rows, in float64, from each process's share."""
+def pieces(data: Tensor, rows: Tensor | None) -> Iterator[Tensor]:
+    """This process's share of the given rows of `data`, or of all, piece by piece: no more than a piece is copied."""
+    if rows is None:
+        yield from torch.split(share(data), CHUNK)
+    else:
+        yield from (data[part] for part in torch.split(share(rows), CHUNK))
+
+
+def column_mean(values: Tensor, rows: Tensor | None) -> Tensor:
+    """The mean of the rows, in float64, from each process's share."""
     total = torch.zeros(values.shape[1], dtype=torch.float64)
-    for rows in torch.split(share(values), CHUNK):
-        total += rows.sum(0, dtype=torch.float64)
-    return distributed.sum_over_ranks_(total) / len(values)
+    for piece in pieces(values, rows):
+        total += piece.sum(0, dtype=torch.float64)
+    return distributed.sum_over_ranks_(total) / len(values if rows is None else rows)
 
 
-def standardise(values: Tensor) -> Standardisation:
-    """Moments of all rows; a second pass for the deviations, since E[x²] − E[x]² cancels."""
-    mean, total = column_mean(values), torch.zeros(values.shape[1], dtype=torch.float64)
-    for rows in torch.split(share(values), CHUNK):
-        total += (rows - mean.float()).square_().sum(0, dtype=torch.float64)
-    deviation = (distributed.sum_over_ranks_(total) / len(values)).sqrt()
+def standardise(values: Tensor, rows: Tensor | None) -> Standardisation:
+    """Moments of the rows; a second pass for the deviations, since E[x²] − E[x]² cancels."""
+    mean, total = column_mean(values, rows), torch.zeros(values.shape[1], dtype=torch.float64)
+    for piece in pieces(values, rows):
+        total += (piece - mean.float()).square_().sum(0, dtype=torch.float64)
+    deviation = (distributed.sum_over_ranks_(total) / len(values if rows is None else rows)).sqrt()
     deviation[deviation < 1e-8] = 1.0  # a constant column carries nothing: leave it
     return Standardisation(mean, deviation)
 
 
 def softmax_regression(
-    values: Tensor, labels: Tensor, num_classes: int, regularisations: Sequence[float], *, tolerance: float = TOLERANCE
+    values: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    regularisations: Sequence[float],
+    *,
+    rows: Tensor | None = None,
+    tolerance: float = TOLERANCE,
 ) -> list[tuple[Tensor, Tensor]]:
     """Weights [C, D] and biases [C] in the units of `values`, one pair per λ, in the order given.
 
     minimise  mean_n CE(W z_n + b, y_n) + λ/2·‖W‖²   with z the standardised features.
 
-    The path starts at the strongest λ and each solution starts the next. Features are never copied: their
-    standardisation is folded into the weights, z·W = x·(W/σ) − (μ/σ)·W.
+    With `rows` only those are fitted. The path starts at the strongest λ and each solution starts the next. Features
+    are copied a piece at a time at most: their standardisation is folded into the weights, z·W = x·(W/σ) − (μ/σ)·W.
     """
-    scaling = standardise(values)
-    problem = _SoftmaxProblem(share(values), share(labels), num_classes, len(values), scaling)
+    problem = _SoftmaxProblem(values, labels, rows, num_classes, standardise(values, rows))
     parameters = torch.zeros(num_classes, values.shape[1] + 1)
     solutions: dict[float, tuple[Tensor, Tensor]] = {}
     for strength in sorted(set(regularisations), reverse=True):
@@ -73,8 +86,11 @@ def softmax_regression(
 class _SoftmaxProblem:
     """Loss and gradient of softmax regression, chunk by chunk and over all processes."""
 
-    def __init__(self, values: Tensor, labels: Tensor, num_classes: int, count: int, scaling: Standardisation) -> None:
-        self.values, self.labels, self.count, self.num_classes = values, labels, count, num_classes
+    def __init__(
+        self, values: Tensor, labels: Tensor, rows: Tensor | None, num_classes: int, scaling: Standardisation
+    ) -> None:
+        self.values, self.labels, self.rows, self.num_classes = values, labels, rows, num_classes
+        self.count = len(values if rows is None else rows)
         self.shift = (scaling.mean / scaling.deviation).float()
         self.inverse = scaling.deviation.reciprocal().float()
 
@@ -91,13 +107,13 @@ class _SoftmaxProblem:
             torch.zeros_like(weight),
             torch.zeros_like(bias),
         )
-        for rows, labels in zip(torch.split(self.values, CHUNK), torch.split(self.labels, CHUNK), strict=True):
-            logits = torch.addmm(bias, rows, weight.T)
+        for piece, labels in zip(pieces(self.values, self.rows), pieces(self.labels, self.rows), strict=True):
+            logits = torch.addmm(bias, piece, weight.T)
             logs = logits.log_softmax(1)
             total -= logs.gather(1, labels[:, None]).sum(dtype=torch.float64)
             residual = logs.exp_()
             residual.scatter_add_(1, labels[:, None], residual.new_full((len(labels), 1), -1.0))
-            by_weight.addmm_(residual.T, rows)
+            by_weight.addmm_(residual.T, piece)
             by_bias += residual.sum(0)
         for tensor in (total, by_weight, by_bias):
             distributed.sum_over_ranks_(tensor)
@@ -129,20 +145,21 @@ class _SoftmaxProblem:
 
 
 def ridge_regression(
-    values: Tensor, labels: Tensor, num_classes: int, regularisations: Sequence[float]
+    values: Tensor, labels: Tensor, num_classes: int, regularisations: Sequence[float], *, rows: Tensor | None = None
 ) -> list[tuple[Tensor, Tensor]]:
     """Weights [C, D] and biases [C], one pair per λ, of least squares on targets +1 (own class) and −1 (others).
 
     minimise  1/N·Σ_n ‖W (x_n − μ) + b − t_n‖² + λ·‖W‖²,   W = T'X'·(X'ᵀX' + N·λ·I)⁻¹
 
-    X'ᵀX' is made once and factored (Cholesky) for each λ. In float64: it squares the condition number.
+    With `rows` only those are fitted. X'ᵀX' is made once and factored (Cholesky) for each λ. In float64: it squares the
+    condition number.
     """
-    count, width = values.shape
-    mean = column_mean(values)
+    count, width = len(values if rows is None else rows), values.shape[1]
+    mean = column_mean(values, rows)
     gram = torch.zeros(width, width, dtype=torch.float64)
     sums = torch.zeros(num_classes, width, dtype=torch.float64)
-    for rows, part in zip(torch.split(share(values), CHUNK), torch.split(share(labels), CHUNK), strict=True):
-        centred = rows.double() - mean
+    for piece, part in zip(pieces(values, rows), pieces(labels, rows), strict=True):
+        centred = piece.double() - mean
         for start in range(0, width, GRAM_COLUMNS):  # the upper triangle only, in blocks: half the work
             block = slice(start, start + GRAM_COLUMNS)
             gram[block, start:].addmm_(centred[:, block].T, centred[:, start:])
@@ -151,7 +168,9 @@ def ridge_regression(
     gram += gram.triu(1).T
     # Targets are 2·onehot − 1; against centred features the −1 vanishes.
     cross = 2.0 * distributed.sum_over_ranks_(sums).T
-    target_mean = 2.0 * torch.bincount(labels, minlength=num_classes).double() / count - 1.0
+    target_mean = (
+        2.0 * torch.bincount(labels if rows is None else labels[rows], minlength=num_classes).double() / count - 1.0
+    )
     solutions = []
     for strength in regularisations:
         damped = gram + count * strength * torch.eye(width, dtype=torch.float64)

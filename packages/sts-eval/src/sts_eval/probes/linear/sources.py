@@ -62,11 +62,6 @@ class CachedFeatures(TrainingFeatures):
         self.labels = data.labels[self.rows] if config.solver == "sgd" else data.labels
         self.num_rows = len(self.labels)
 
-    def rest(self) -> tuple[Tensor, Tensor]:
-        """Features and labels without the held-out part; not copied when nothing is held out."""
-        data = self.data
-        return (data.values, data.labels) if self.held_out is None else (data.values[self.rows], data.labels[self.rows])
-
     def sample(self, count: int) -> Tensor:
         return self.data.values[self.rows[torch.linspace(0, len(self.rows) - 1, count).long()]]
 

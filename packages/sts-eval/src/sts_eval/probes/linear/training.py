@@ -169,7 +169,9 @@ def solve_exactly(
     With a held-out part all are fitted to the rest, and the one chosen is fitted again to all training data.
     """
     solve = softmax_regression if config.solver == "lbfgs" else ridge_regression
-    solutions = solve(*source.rest(), num_classes, config.regularisations)
+    values, labels = source.data.values, source.data.labels
+    rest = None if source.held_out is None else source.rows
+    solutions = solve(values, labels, num_classes, config.regularisations, rows=rest)
     heads = ParallelHeads(config, source.num_features, num_classes, torch.device("cpu"))
     run = ProbeRun(heads=heads)
     if source.held_out is not None:
@@ -177,7 +179,7 @@ def solve_exactly(
         held_out = percent_correct(heads, source.held_out, ks)
         run.accuracies["held-out"] = [held_out]
         chosen = config.regularisations[run.chosen]
-        (solutions[run.chosen],) = solve(source.data.values, source.data.labels, num_classes, (chosen,))
+        (solutions[run.chosen],) = solve(values, labels, num_classes, (chosen,))
     heads.assign_(solutions)
     run.add(1, {"test": percent_correct(heads, splits["test"], ks)})
     return run
