@@ -1,0 +1,140 @@
+"""From files to pairs of student and average, for the layouts in which training code leaves them."""
+
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sts_core.errors import CheckpointError
+
+State = Mapping[str, Tensor]
+
+
+class Found(NamedTuple):
+    """A student and its average, each with the name under which it was found."""
+
+    student_name: str
+    student: State
+    average_name: str
+    average: State
+    step: int | None
+    """Optimizer steps so far, where the checkpoint says it."""
+
+
+# Where training code puts the two, besides the sections of one name for each: (student, average), as dotted paths.
+SECTIONS = (
+    ("current_model_state", "state_dict"),  # Lightning's WeightAveraging: what it calls state_dict is the average
+    ("state_dict", "state_dict_ema"),  # timm
+    ("student", "teacher"),  # DINO
+    ("model", "model_ema"),
+    ("model", "ema"),
+    ("model", "ema_model"),
+    ("model_state_dict", "ema_state_dict"),
+    ("online", "target"),
+)
+# Modules of one state dict: (student, average).
+PREFIXES = (
+    ("student.", "teacher."),
+    ("encoder_q.", "encoder_k."),
+    ("online_network.", "target_network."),
+    ("online_encoder.", "target_encoder."),
+    ("base_encoder.", "momentum_encoder."),
+    ("backbone.", "backbone_momentum."),
+)
+
+
+def find_pairs(path: str | Path) -> list[Found]:
+    """Every student with an average of it that a checkpoint holds."""
+    path = Path(path)
+    tree = _read_folder(path) if path.is_dir() else _read(path)
+    step = next((int(tree[name]) for name in ("global_step", "step", "num_updates") if _is_count(tree.get(name))), None)
+    found = [*_by_section(tree, step), *_by_prefix(tree, step)]
+    if not found:
+        names = ", ".join(map(str, list(tree)[:8]))
+        raise CheckpointError(f"no student with an average of it was found in {path}, whose entries are {names}")
+    return found
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a file, read without running any code that it may hold."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file  # only here: sts-core itself needs torch alone
+
+            return dict(load_file(path))
+        tree = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} holds more than tensors and plain values, and was not opened: {_line(error)}"
+        ) from None
+    except ImportError as error:
+        raise CheckpointError(f"{path} needs the package {error.name} to be read: install it") from None
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {_line(error)}") from None
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{path} must hold a dict of tensors or of sections, it holds a {type(tree).__name__}")
+    return tree
+
+
+def _line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _read_folder(folder: Path) -> dict[str, Any]:
+    """A checkpoint of ours (state.pt), one of transformers with our teacher, or a finished run of ours."""
+    if (folder / "state.pt").is_file():
+        return _of_sts(_read(folder / "state.pt"))
+    student = next(
+        (folder / name for name in ("model.safetensors", "student.safetensors") if (folder / name).is_file()), None
+    )
+    if student is None or not (folder / "teacher.safetensors").is_file():
+        raise CheckpointError(
+            f"{folder} must hold state.pt, or teacher.safetensors beside model.safetensors or student.safetensors"
+        )
+    number = re.search(r"checkpoint-(\d+)$", folder.name)
+    step = {"step": int(number[1])} if number else {}
+    return {"student": _read(student), "teacher": _read(folder / "teacher.safetensors"), **step}
+
+
+def _of_sts(tree: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of sts-methods: the method holds both networks, the bank further teachers."""
+    meta = tree.get("meta", {})
+    step = meta.get("step") if isinstance(meta, Mapping) else None
+    return {**tree.get("method", tree), **({"step": step} if _is_count(step) else {})}
+
+
+def _by_section(tree: Mapping[str, Any], step: int | None) -> list[Found]:
+    found = [
+        Found(one, _tensors(tree[one]), other, _tensors(tree[other]), step)
+        for one, other in SECTIONS
+        if isinstance(tree.get(one), Mapping) and isinstance(tree.get(other), Mapping)
+    ]
+    for name, teacher in (tree.get("teachers") or {}).items() if isinstance(tree.get("teachers"), Mapping) else ():
+        found.append(Found("state_dict", _tensors(tree["state_dict"]), f"teachers.{name}", _tensors(teacher), step))
+    return [one for one in found if one.student.keys() & one.average.keys()]
+
+
+def _by_prefix(tree: Mapping[str, Any], step: int | None) -> list[Found]:
+    """Pairs inside one state dict, which may be the file itself or one of its sections."""
+    found = []
+    for section in (tree, *(value for value in tree.values() if isinstance(value, Mapping))):
+        tensors = {
+            re.sub(r"^(module\.|_orig_mod\.)+", "", str(name)): value for name, value in _tensors(section).items()
+        }
+        for one, other in PREFIXES:
+            parts = [{n.removeprefix(p): t for n, t in tensors.items() if n.startswith(p)} for p in (one, other)]
+            if parts[0].keys() & parts[1].keys():
+                found.append(Found(one.rstrip("."), parts[0], other.rstrip("."), parts[1], step))
+    return found
+
+
+def _tensors(section: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {str(name): value for name, value in section.items() if isinstance(value, Tensor)}

@@ -1,0 +1,150 @@
+"""What the doctor says of checkpoints in other people's layouts, sound and ill."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sts_core import Smoother, make_teacher, spatial_temporal_smoothing, temporal_moving_average
+from sts_core.doctor import examine
+from sts_core.errors import CheckpointError
+from tests import processes
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+
+
+def trained(steps: int, *, momentum: float = 0.9) -> tuple[nn.Module, nn.Module]:
+    """A student that moved on a straight line, and its average."""
+    student = network()
+    teacher = make_teacher(student)
+    smoother = Smoother(student=student, teacher=teacher, config=temporal_moving_average(momentum), seed=0)
+    for _ in range(steps):
+        student(torch.randn(8, 6, generator=torch.Generator().manual_seed(1)))
+        with torch.no_grad():
+            for parameter in student.parameters():
+                parameter.add_(0.01)
+        smoother.update()
+    return student, teacher
+
+
+def layouts(student: Any, teacher: Any) -> dict[str, Any]:
+    """The same two networks as DINO, timm, Lightning (ours and its own), MoCo and a plain loop save them."""
+    s, t = student.state_dict(), teacher.state_dict()
+    encoders = {f"module.encoder_{letter}.{n}": v for letter, state in (("q", s), ("k", t)) for n, v in state.items()}
+    return {
+        "dino": {"student": s, "teacher": t, "epoch": 3},
+        "timm": {"state_dict": s, "state_dict_ema": t, "epoch": 3},
+        "lightning-average": {"state_dict": t, "current_model_state": s, "global_step": 3},
+        "lightning-callback": {"state_dict": s, "teachers": {"teacher": t}, "global_step": 3},
+        "moco": {"state_dict": encoders},
+        "plain": {"student." + n: v for n, v in s.items()} | {"teacher." + n: v for n, v in t.items()},
+    }
+
+
+@pytest.mark.parametrize("layout", ["dino", "timm", "lightning-average", "lightning-callback", "moco", "plain"])
+def test_a_sound_average_is_found_in_every_layout(layout: str, tmp_path: Path) -> None:
+    torch.save(layouts(*trained(3))[layout], tmp_path / "it.pt")
+    findings = examine(tmp_path / "it.pt")
+    assert [finding.text for finding in findings if finding.wrong] == []
+    assert any("% of the weights' norm away" in finding.text for finding in findings)
+    assert any("2 batch norm statistics, which have moved" in finding.text for finding in findings)
+
+
+def only_wrong(path: Path, *later: Path) -> str:
+    (wrong,) = [finding.text for finding in examine(path, *later) if finding.wrong]
+    return wrong
+
+
+def test_an_average_that_is_the_raw_weights(tmp_path: Path) -> None:
+    student, _ = trained(3)
+    torch.save({"state_dict": student.state_dict(), "state_dict_ema": student.state_dict()}, tmp_path / "it.pt")
+    assert "state_dict_ema, the average of state_dict, equals it to the bit" in only_wrong(tmp_path / "it.pt")
+
+
+def test_an_average_with_the_statistics_of_a_new_network(tmp_path: Path) -> None:
+    student, teacher = trained(3)
+    teacher[1].reset_running_stats()  # type: ignore[index]
+    torch.save({"student": student.state_dict(), "teacher": teacher.state_dict()}, tmp_path / "it.pt")
+    wrong = only_wrong(tmp_path / "it.pt")
+    assert "batch norm statistics of a new network (2 of 2, 1.running_mean for one)" in wrong
+
+
+def test_an_average_in_sixteen_bits(tmp_path: Path) -> None:
+    student, teacher = trained(3)
+    teacher[0].bfloat16()  # type: ignore[index]
+    torch.save({"student": student.state_dict(), "teacher": teacher.state_dict()}, tmp_path / "it.pt")
+    assert "is kept in bfloat16: at m above about 0.9961 it hardly moves" in only_wrong(tmp_path / "it.pt")
+
+
+def test_an_average_that_never_moves(tmp_path: Path) -> None:
+    (student, teacher), (later, _) = trained(3), trained(7)
+    torch.save({"student": student.state_dict(), "teacher": teacher.state_dict()}, tmp_path / "a.pt")
+    torch.save({"student": later.state_dict(), "teacher": teacher.state_dict()}, tmp_path / "b.pt")
+    assert "did not move between the two checkpoints, though student did" in only_wrong(
+        tmp_path / "a.pt", tmp_path / "b.pt"
+    )
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
+def test_the_decay_of_a_moving_average_is_recovered(momentum: float, tmp_path: Path) -> None:
+    for name, steps in (("a", 5), ("b", 25)):
+        student, teacher = trained(steps, momentum=momentum)
+        content = {"state_dict": student.state_dict(), "teachers": {"ema": teacher.state_dict()}, "global_step": steps}
+        torch.save(content, tmp_path / f"{name}.pt")
+    (told,) = [f.text for f in examine(tmp_path / "a.pt", tmp_path / "b.pt") if "like a moving average" in f.text]
+    assert f"over 20 steps like a moving average with m = {momentum:g} (0.0% unexplained)" in told
+
+
+def test_the_decay_of_an_sts_teacher_is_its_effective_one(tmp_path: Path) -> None:
+    config = spatial_temporal_smoothing(0.9, 0.5, granularity="neuron")
+    student = nn.Linear(300, 300)
+    teacher = make_teacher(student)
+    smoother = Smoother(student=student, teacher=teacher, config=config, seed=0)
+    for step in range(1, 61):
+        with torch.no_grad():
+            student.weight.add_(0.01)
+        smoother.update()
+        if step in (20, 60):
+            state = {"student": student.state_dict(), "teacher": teacher.state_dict(), "step": step}
+            torch.save(state, tmp_path / f"{step}.pt")
+    (told,) = [f.text for f in examine(tmp_path / "20.pt", tmp_path / "60.pt") if "like a moving average" in f.text]
+    fitted = float(told.split("m = ")[1].split(" ")[0])
+    assert abs(fitted - config.effective_momentum) < 0.002
+
+
+class Malice:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch it-ran",)
+
+
+def test_a_file_with_code_in_it_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"student": Malice()}, tmp_path / "it.pt")
+    with pytest.raises(CheckpointError, match="holds more than tensors and plain values, and was not opened"):
+        examine(tmp_path / "it.pt")
+    assert not (tmp_path / "it-ran").exists()
+
+
+def test_the_command_prints_findings_and_says_by_its_exit_code_what_they_are(tmp_path: Path) -> None:
+    torch.save(layouts(*trained(3))["timm"], tmp_path / "sound.pt")
+    student, _ = trained(3)
+    torch.save({"student": student.state_dict(), "teacher": student.state_dict()}, tmp_path / "ill.pt")
+    (tmp_path / "torn.pt").write_bytes(b"PK not a checkpoint")
+    torch.save({"weights": torch.ones(2)}, tmp_path / "other.pt")
+    told = {}
+    for name in ("sound", "ill", "torn", "other", "missing"):
+        done = processes.run([sys.executable, "-m", "sts_core.doctor", tmp_path / f"{name}.pt"])
+        told[name] = (done.returncode, done.stdout, done.stderr)
+    assert [code for code, *_ in told.values()] == [0, 1, 2, 2, 2]
+    assert told["sound"][1].startswith("ok     state_dict_ema, the average of state_dict, has 9 tensors in common")
+    assert "WRONG  " in told["ill"][1]
+    assert "cannot be read as a checkpoint" in told["torn"][2]
+    assert "no student with an average of it was found" in told["other"][2]
+    assert all(err.count("\n") == 1 for code, _, err in told.values() if code == 2)
