@@ -1,7 +1,7 @@
 """Training runs of `sts_methods.fit` on null GPUs, counted phase by phase: read inside their process."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,19 +21,20 @@ from sts_methods import (
     TrainingConfig,
     TrainingData,
 )
+from sts_methods.training import run
 from sts_methods.training.failure_checks import Guard
 from sts_methods.training.learner import Learner
-from sts_methods.training.run import Run
-from tests.null_gpu.counters import answer, counted
+from tests.null_gpu.counters import answer, counted, origins
 
 Step = dict[str, dict[str, Any]]
 """The counts of a training step by phase."""
+Phase = Callable[[str], AbstractContextManager[None]]
 _PHASES = {
     "gradients": (Learner, "accumulate_gradients"),
-    "guard": (Guard, "accepts"),
+    "guard": (run.Run, "settle"),
     "student": (Learner, "update_student"),
     "teacher": (Learner, "update_teacher"),
-    "end": (Run, "end_step"),
+    "end": (run.Run, "end_step"),
 }
 
 
@@ -72,43 +73,60 @@ def runtime(folder: Path) -> LocalRuntime:
 
 
 @contextmanager
-def counted_steps() -> Iterator[list[Step]]:
-    """The counts of the steps that `fit` takes inside."""
+def counted_steps(*, watched: int | None = None) -> Iterator[list[Step]]:
+    """The counts of the steps that `fit` takes inside; of step `watched`, under "waits", where it waited."""
     steps: list[Step] = []
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        if len(steps) - 1 != watched:
+            with counted(steps[-1], name):
+                yield
+            return
+        with origins() as places:
+            yield
+        waits = steps[-1].setdefault("waits", {})
+        waits.update({f"{name}: {place}": times for place, times in places.items()})
+
     with ExitStack() as stack:
         stack.enter_context(patch.object(triton, "_problem", lambda device: ""))  # its trial needs a kernel that runs
-        stack.enter_context(patch.object(TrainingData, "steps", _counted_batches(TrainingData.steps, steps)))
-        stack.enter_context(patch.object(Guard, "check_weights", _finite(Guard.check_weights)))
-        for phase, (owner, name) in _PHASES.items():
-            stack.enter_context(patch.object(owner, name, _counted(getattr(owner, name), phase, steps)))
+        stack.enter_context(patch.object(TrainingData, "steps", _counted_batches(TrainingData.steps, steps, phase)))
+        # It asks whether all weights are finite, where 0 would mean no.
+        stack.enter_context(patch.object(Guard, "check_weights", _answered(Guard.check_weights, 1)))
+        # It compares what a kernel has put together.
+        stack.enter_context(patch.object(run, "verify_ranks", _answered(run.verify_ranks, 0, up_to_bytes=1 << 40)))
+        for name, (owner, function) in _PHASES.items():
+            stack.enter_context(patch.object(owner, function, _counted(getattr(owner, function), name, phase)))
         yield steps
 
 
-def _finite(check: Callable[..., None]) -> Callable[..., None]:
-    """It asks whether all weights are finite, where 0 would mean no."""
+def _answered(function: Callable[..., None], value: int, **options: int) -> Callable[..., None]:
+    """The function, with what it reads from the device."""
 
-    def call(*arguments: Any) -> None:
-        answer(1)
-        check(*arguments)
+    def call(*arguments: Any, **named: Any) -> None:
+        answer(value, **options)
+        function(*arguments, **named)
         answer(0)
 
     return call
 
 
-def _counted(function: Callable[..., Any], phase: str, steps: list[Step]) -> Callable[..., Any]:
+def _counted(function: Callable[..., Any], name: str, phase: Phase) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
-        with counted(steps[-1], phase):
+        with phase(name):
             return function(*arguments, **named)
 
     return call
 
 
-def _counted_batches(make: Callable[..., Iterator[Any]], steps: list[Step]) -> Callable[..., Iterator[Any]]:
+def _counted_batches(
+    make: Callable[..., Iterator[Any]], steps: list[Step], phase: Phase
+) -> Callable[..., Iterator[Any]]:
     def batches(*arguments: Any, **named: Any) -> Iterator[Any]:
         made = make(*arguments, **named)
         while True:
             steps.append({})
-            with counted(steps[-1], "data"):
+            with phase("data"):
                 batch = next(made)
             yield batch
 

@@ -1,0 +1,69 @@
+"""python -m tests.null_gpu.run_budget METHOD [PRECISION]: a step of a full-size recipe as rank 0 of 8.
+
+Prints the counts by phase of a step that neither logs nor saves, and the lines where another one waited for the device.
+"""
+
+import json
+import sys
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from sts_core import spatial_temporal_smoothing
+from sts_methods import DataConfig, DinoConfig, OptimizerConfig, TrainingConfig, fit, recipes
+from tests.null_gpu.ranks import rank_zero_of
+from tests.null_gpu.training import counted_steps, runtime, training_config
+
+WORLD_SIZE = 8
+COUNTED, WATCHED, STEPS = 12, 13, 15
+"""In its first ten steps, and in every hundredth, DDP times itself, and waits for the device to do so."""
+
+
+def dino() -> TrainingConfig:
+    """ViT-S/16 with two crops of 224 px and eight of 96."""
+    return TrainingConfig(
+        method=DinoConfig(backbone="vit_small_patch16_224", num_prototypes=65_536),
+        smoothing=spatial_temporal_smoothing(0.996, 0.0, buffers="keep"),
+        data=DataConfig(dataset="images", image_size=224, views="dino", num_local_crops=8),
+        optimizer=OptimizerConfig(name="adamw"),
+        global_batch_size=256,
+        steps=STEPS,
+    )
+
+
+def recipe(method: str, photos: Path) -> TrainingConfig:
+    """The recipe as its authors train it, on images that are here; 32 on each GPU where they come from files."""
+    if method in ("fixmatch", "mean_teacher"):  # CIFAR's network and batch: 8 labelled and 56 unlabelled images
+        config = training_config(method, world_size=WORLD_SIZE)
+        return replace(config, data=replace(config.data, unlabelled_ratio=7))
+    makers = {"byol": recipes.byol_imagenet, "moco": recipes.moco_imagenet, "dino": dino}
+    config = makers[method]()
+    return replace(config, data=replace(config.data, dataset="images", root=str(photos), num_workers=0))
+
+
+def write_photos(folder: Path, num: int = 300) -> Path:
+    """Small photographs of noise: few bytes to decode, since nobody looks."""
+    folder.mkdir()
+    drawn = np.random.default_rng(0)
+    for number in range(num):
+        Image.fromarray(drawn.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number:03d}.png")
+    return folder
+
+
+def measure(method: str, precision: str = "float32") -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name, rank_zero_of(WORLD_SIZE), counted_steps(watched=WATCHED) as steps:
+        config = recipe(method, write_photos(Path(name) / "photos"))
+        quiet = {"log_every_steps": 1000, "checkpoint_every_steps": None, "checkpoint_every_minutes": None}
+        rest = {"epochs": None, "steps": STEPS, "verify_ranks_every_steps": None, "precision": precision}
+        fit(replace(config, **quiet, **rest), runtime(Path(name) / "run"))
+    return {"phases": steps[COUNTED], "waits": steps[WATCHED]["waits"]}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(json.dumps(measure(*sys.argv[1:])))
