@@ -22,7 +22,7 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
 
 def test_every_block_of_the_guide_runs(tmp_path: Path, mesh: DeviceMesh) -> None:
     blocks = re.findall(r"```python[a-z ]*\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     names: dict[str, object] = {"path": tmp_path / "checkpoint.pt", "mesh": mesh}
     for block in blocks:
         exec(block, names)

@@ -1,6 +1,6 @@
 """Teachers bound to the kernels that move them, and what a Smoother and a TeacherBank have in common."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from sts_core.config import SmoothingConfig, check_probability
 from sts_core.errors import ConfigError, PairingError, StateError
 from sts_core.kernels import choice
 from sts_core.kernels.interface import Backend, Kernel, Pair, Rule
-from sts_core.pairing import NamedPair, addresses
+from sts_core.pairing import WIDE, NamedPair, addresses
 from sts_core.sharded.blocks import local, shard_of
 
 STATE_VERSION = 1
@@ -31,8 +31,8 @@ class Applied:
 class Binding:
     """Teachers with one set of smoothed names, bound to kernels; binds anew when a tensor's memory moved."""
 
-    def __init__(self, pairs: list[list[NamedPair]], backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, pairs: list[list[NamedPair]], backend: Backend, dtypes: Sequence[torch.dtype] = WIDE) -> None:
+        self._backend, self._dtypes = backend, dtypes
         self._pairs = [
             Pair(rows[0].name, rows[0].student, tuple(r.teacher for r in rows), shard_of(rows[0].name, rows[0].student))
             for rows in zip(*pairs, strict=True)
@@ -45,7 +45,7 @@ class Binding:
         self._addresses = self._present_addresses()
         for name, student, teachers, _ in self._pairs:
             for teacher in teachers:
-                _check_bindable(name, student, teacher)
+                _check_bindable(name, student, teacher, self._dtypes)
         data = [
             Pair(p.name, local(p.student).detach(), tuple(local(t).detach() for t in p.teachers), p.shard)
             for p in self._pairs
@@ -66,8 +66,8 @@ class Binding:
         return [Applied(rule.momentum, rule.preserve_probability, rule.step + 1) for rule in rules]
 
 
-def _check_bindable(name: str, student: Tensor, teacher: Tensor) -> None:
-    if teacher.dtype not in (torch.float32, torch.float64):
+def _check_bindable(name: str, student: Tensor, teacher: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    if teacher.dtype not in dtypes:
         raise PairingError(f"the teacher must stay float32, but {name!r} became {teacher.dtype}: call teacher.float()")
     if student.shape != teacher.shape:
         raise PairingError(

@@ -13,6 +13,9 @@ from sts_core.errors import PairingError
 from sts_core.sharded.blocks import check_alike, fsdp_modules, local, reshard
 from sts_core.sharded.fsdp import copy_sharded
 
+WIDE = (torch.float32, torch.float64)
+"""What a teacher is kept in, unless its steps are rounded by chance."""
+
 
 class NamedPair(NamedTuple):
     """Two tensors of one name and where they live, so that a later replacement is noticed."""
@@ -112,7 +115,14 @@ def _widen_buffers(module: nn.Module) -> None:
                 owner._buffers[name] = buffer.float()
 
 
-def pair(student: nn.Module, teacher: nn.Module, buffers: Buffers, selection: Selection = EVERYTHING) -> Pairs:
+def pair(
+    student: nn.Module,
+    teacher: nn.Module,
+    buffers: Buffers,
+    selection: Selection = EVERYTHING,
+    *,
+    dtypes: Sequence[torch.dtype] = WIDE,
+) -> Pairs:
     """All tensors of the teacher with the student's of the same name, or a PairingError that names what differs."""
     student, teacher = unwrap(student), unwrap(teacher)
     if student is teacher:
@@ -128,7 +138,7 @@ def pair(student: nn.Module, teacher: nn.Module, buffers: Buffers, selection: Se
             averaged = buffers == "smooth" and named.teacher.is_floating_point()
             (smoothed if averaged else copied).append(named)
     _check_separate(smoothed + copied)
-    _check_precision(smoothed)
+    _check_precision(smoothed, dtypes)
     return Pairs(smoothed, copied)
 
 
@@ -195,12 +205,13 @@ def _check_shapes(pairs: Sequence[NamedPair]) -> None:
         check_alike(name, student, teacher)
 
 
-def _check_precision(pairs: Sequence[NamedPair]) -> None:
+def _check_precision(pairs: Sequence[NamedPair], dtypes: Sequence[torch.dtype]) -> None:
     for name, _, teacher in pairs:
-        if teacher.dtype != torch.float32 and teacher.dtype != torch.float64:
+        if teacher.dtype not in dtypes:
             raise PairingError(
                 f"the teacher must be float32, but its {name!r} is {str(teacher.dtype).removeprefix('torch.')}, in "
-                f"which small steps round to nothing: call teacher.float() and run its forward pass under autocast"
+                f"which small steps round to nothing: call teacher.float() and run its forward pass under autocast, or "
+                f"round a bfloat16 teacher by chance (stochastic_rounding=True) to halve its memory for some noise"
             )
 
 

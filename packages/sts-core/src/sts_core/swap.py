@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sts_core.errors import SwapError
-from sts_core.pairing import Selection, pair, unwrap
+from sts_core.pairing import WIDE, Selection, pair, unwrap
 from sts_core.sharded.blocks import reshard
 
 _swapped: WeakSet[nn.Module] = WeakSet()
@@ -22,7 +22,7 @@ def swapped(student: nn.Module, teacher: nn.Module, selection: Selection) -> Ite
     student's own values wait in a copy, since a bfloat16 student could not give a float32 teacher its bits back.
     """
     check_not_swapped(student, "swapped() must not begin")
-    pairs = pair(student, teacher, "copy", selection)
+    pairs = pair(student, teacher, "copy", selection, dtypes=(*WIDE, torch.bfloat16))
     lent = [(p.student, p.teacher) for p in (*pairs.smoothed, *pairs.copied)]
     own = [(tensor, tensor.detach().clone()) for tensor, _ in lent]
     _swapped.add(unwrap(student))

@@ -4,11 +4,13 @@ import os
 from collections.abc import Sequence
 from typing import get_args
 
+import torch
 from torch import Tensor
 
 from sts_core.errors import ConfigError
 from sts_core.kernels.interface import Backend, Kernel, Pair, Rule
 from sts_core.kernels.reference import ReferenceKernel
+from sts_core.kernels.rounding import RoundingKernel
 
 
 def bind(pairs: Sequence[Pair], backend: Backend = "auto") -> list[Kernel]:
@@ -24,8 +26,11 @@ def bind(pairs: Sequence[Pair], backend: Backend = "auto") -> list[Kernel]:
         from sts_core.kernels import triton
 
         rest = triton.claim(rest, kernels, required=backend == "triton")
-    if rest:
-        kernels.append(ReferenceKernel(rest))
+    narrow = [pair for pair in rest if pair.teachers[0].dtype == torch.bfloat16]
+    if narrow:
+        kernels.append(RoundingKernel(narrow))
+    if len(rest) > len(narrow):
+        kernels.append(ReferenceKernel([pair for pair in rest if pair.teachers[0].dtype != torch.bfloat16]))
     return kernels
 
 

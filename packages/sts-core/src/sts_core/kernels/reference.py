@@ -1,6 +1,5 @@
 """The update rule in plain PyTorch: the specification that the fast kernels are tested against."""
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache, singledispatch
 
@@ -182,24 +181,17 @@ def _update_block(target: Target, shard: Shard, rule: Rule) -> None:
     """A block of a larger tensor: the masks of all of its rows are drawn, some rows at once, and the block cut out."""
     name, student, teacher, _ = target
     if not teacher.dim():
-        student, teacher = student.view(1), teacher.view(1)
-    if not teacher.numel():
-        return
-    row = math.prod(shard.shape[1:])
-    rows_at_once = max(1, masks.WEIGHTS_AT_ONCE // row)
-    inside = tuple(slice(at, at + size) for at, size in zip(shard.offset[1:], teacher.shape[1:], strict=True))
-    for begin in range(0, len(teacher), rows_at_once):
-        old, new = teacher[begin : begin + rows_at_once], student[begin : begin + rows_at_once]
-        first = (shard.offset[0] if shard.offset else 0) + begin
+        student, teacher, shard = student.view(1), teacher.view(1), Shard((1,), (0,))
+    for rows, begin, end in shard.slabs(teacher.shape, masks.WEIGHTS_AT_ONCE):
         drawn = masks.neuron_range(
-            masks.Segment(0, first * row, (first + len(old)) * row),
+            masks.Segment(0, begin, end),
             name,
             probability=rule.preserve_probability,
             step=rule.step,
             seed=rule.seed,
             device=teacher.device,
         )
-        _lerp_where_(old, new, drawn.view(-1, *shard.shape[1:])[(slice(None), *inside)], rule.momentum)
+        _lerp_where_(teacher[rows], student[rows], shard.cut(drawn, teacher.shape), rule.momentum)
 
 
 def _update_scattered(

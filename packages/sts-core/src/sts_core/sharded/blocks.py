@@ -1,6 +1,7 @@
 """Tensors that are cut over ranks (FSDP2, tensor parallel, any DTensor): a rank's own part, and where it lies."""
 
 import sys
+from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
@@ -32,6 +33,19 @@ class Shard(NamedTuple):
             return None
         first = sum(start * prod(self.shape[dim + 1 :]) for dim, start in enumerate(self.offset))
         return length, distance, first
+
+    def slabs(self, local: torch.Size, weights: int) -> Iterator[tuple[slice, int, int]]:
+        """Some of the block's rows at once, with the stretch of the whole tensor's weights in which they lie."""
+        row = prod(self.shape[1:])
+        at_once = max(1, weights // max(1, row))
+        for begin in range(0, local[0] if prod(local) else 0, at_once):
+            end = min(local[0], begin + at_once)
+            yield slice(begin, end), (self.offset[0] + begin) * row, (self.offset[0] + end) * row
+
+    def cut(self, values: Tensor, local: torch.Size) -> Tensor:
+        """The block's part of what was made for all weights of a slab."""
+        inside = [slice(at, at + size) for at, size in zip(self.offset[1:], local[1:], strict=True)]
+        return values.view(-1, *self.shape[1:])[(slice(None), *inside)]
 
 
 def is_sharded(tensor: Tensor) -> bool:
