@@ -147,10 +147,10 @@ def rows_of(conditions: Mapping[str, Any], evaluation: str, named: Mapping[str, 
     return [row for row in rows if row.distance(conditions) == nearest]
 
 
-def smoothing_name(momentum: float, preserve_probability: float) -> str:
-    """none, tma, se or sts."""
-    names = {(True, True): "none", (False, True): "tma", (True, False): "se", (False, False): "sts"}
-    return names[momentum == 0.0, preserve_probability == 0.0]
+def smoothing_kind(momentum: float, preserve_probability: float) -> str:
+    """none, TMA, SE or STS, by the two numbers."""
+    names = {(False, False): "none", (True, False): "TMA", (False, True): "SE", (True, True): "STS"}
+    return names[momentum > 0, preserve_probability > 0]
 
 
 def conditions_of(training: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def conditions_of(training: Mapping[str, Any]) -> dict[str, Any]:
     found |= {"recipe": training["recipe"]} if "recipe" in training else {}
     if "momentum" in smoothing and "preserve_probability" in smoothing:
         found |= {name: smoothing[name] for name in ("momentum", "preserve_probability")}
-        found["smoothing"] = smoothing_name(smoothing["momentum"], smoothing["preserve_probability"])
+        found["smoothing"] = smoothing_kind(smoothing["momentum"], smoothing["preserve_probability"]).lower()
         if found["smoothing"] in ("se", "sts"):
             found["granularity"] = smoothing.get("granularity", "layer")
     return found

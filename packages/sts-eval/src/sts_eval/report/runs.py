@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sts_core import SmoothingConfig, StateError
+from sts_eval.paper.rows import smoothing_kind
 from sts_eval.results import FILE_NAME, RunResults, read_results
 from sts_eval.runs.training import METRICS_NAME, TRAINING_NAME, Describe, entries_of, read_metrics, read_training
 
@@ -49,6 +50,12 @@ class Run:
         return str(self.folder) if self.seed is None else self.seed
 
     @property
+    def kind(self) -> str | None:
+        """none, TMA, SE or STS; None if that is not known."""
+        known = self.smoothing
+        return None if known is None else smoothing_kind(known.momentum, known.preserve_probability)
+
+    @property
     def smoothing(self) -> SmoothingConfig | None:
         """How the teacher followed the student, if that is known."""
         if not (values := self.training.get("smoothing")):
@@ -70,17 +77,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def smoothing_kind(smoothing: SmoothingConfig) -> str:
-    """none, TMA, SE or STS, by the two numbers."""
-    temporal, spatial = smoothing.momentum > 0, smoothing.preserve_probability > 0
-    return {(False, False): "none", (True, False): "TMA", (False, True): "SE", (True, True): "STS"}[temporal, spatial]
-
-
 def smoothing_label(smoothing: SmoothingConfig | None) -> str:
     """`STS m 0.99, p 0.7 (LW)`; the granularity only where p makes it matter."""
     if smoothing is None:
         return "not recorded"
-    kind = smoothing_kind(smoothing)
+    kind = smoothing_kind(smoothing.momentum, smoothing.preserve_probability)
     numbers = [f"m {smoothing.momentum:g}"] if smoothing.momentum > 0 else []
     if smoothing.preserve_probability > 0:
         numbers.append(f"p {smoothing.preserve_probability:g} ({GRANULARITY_SHORT[smoothing.granularity]})")

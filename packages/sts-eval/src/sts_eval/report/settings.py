@@ -7,7 +7,7 @@ from typing import Any
 from sts_eval.intervals import Estimate, difference, estimate
 from sts_eval.report.blocks import Delta
 from sts_eval.report.headline import Measure
-from sts_eval.report.runs import Run, smoothing_kind, smoothing_label
+from sts_eval.report.runs import Run, smoothing_label
 
 ONE_SEED = "one seed: no conclusion"
 
@@ -60,7 +60,7 @@ def key_of(run: Run) -> tuple[Any, ...]:
 def control_key(run: Run) -> tuple[Any, ...] | None:
     """The key of the moving average with the same expected pull; None where the run is no spatial one."""
     smoothing = run.smoothing
-    if smoothing is None or smoothing_kind(smoothing) not in ("SE", "STS") or smoothing.preserve_probability >= 1:
+    if smoothing is None or run.kind not in ("SE", "STS") or smoothing.preserve_probability >= 1:
         return None
     return run.recipe, 0.0, round(smoothing.effective_momentum, 9), ""
 

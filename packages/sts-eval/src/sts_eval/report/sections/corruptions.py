@@ -22,7 +22,7 @@ from sts_eval.report.blocks import (
 )
 from sts_eval.report.charts.svg import Bar, Series, bar_chart, dot_plot, line_chart
 from sts_eval.report.headline import networks_of
-from sts_eval.report.runs import Run, smoothing_kind
+from sts_eval.report.runs import Run
 from sts_eval.report.sections.figures import colours_of, legend_of
 from sts_eval.report.settings import control_key, key_of
 from sts_eval.results import text_of
@@ -184,9 +184,9 @@ def _bases(run: Run, runs: Sequence[Run]) -> list[Run]:
     """The moving averages that a run is held against: of the same recipe and, where there is one, the same seed."""
     if run.smoothing is None:  # nothing is known of any recipe: the first run
         return [runs[0]] if run is not runs[0] and not any(other.training for other in runs) else []
-    if smoothing_kind(run.smoothing) == "TMA":
+    if run.kind == "TMA":
         return []
-    averages = [r for r in runs if r.recipe == run.recipe and r.smoothing and smoothing_kind(r.smoothing) == "TMA"]
+    averages = [other for other in runs if other.recipe == run.recipe and other.kind == "TMA"]
     averages.sort(key=lambda other: other.seed_key != run.seed_key)
     usual = [other for other in averages if other.smoothing and other.smoothing.momentum == run.smoothing.momentum]
     matched = [other for other in averages if key_of(other) == control_key(run)]

@@ -22,7 +22,7 @@ from sts_eval.report.blocks import (
     sentence,
 )
 from sts_eval.report.headline import headline, label_of, networks_of, variant_of
-from sts_eval.report.runs import GRANULARITY_SHORT, Run, smoothing_kind, smoothing_label
+from sts_eval.report.runs import GRANULARITY_SHORT, Run, smoothing_label
 from sts_eval.report.settings import control_key, control_of, key_of, settings_of
 
 MAX_ALONE = 6
@@ -143,7 +143,7 @@ def granularity_section(runs: Sequence[Run], *, against_paper: bool) -> Section 
     spatial = [run for run in runs if run.smoothing is not None and run.smoothing.preserve_probability > 0]
     if len({run.smoothing.granularity for run in spatial if run.smoothing}) < 2:
         return None
-    averages = [run for run in runs if run.smoothing is not None and smoothing_kind(run.smoothing) == "TMA"]
+    averages = [run for run in runs if run.kind == "TMA"]
     measure, base = headline(runs), next((s for run in averages if (s := _speed(run)) is not None), None)
     paper = published_rows("granularity") if against_paper else {}
     header = ["smoothing", "run", "images/s", "time", *(["time, paper"] if paper else [])]
@@ -151,7 +151,7 @@ def granularity_section(runs: Sequence[Run], *, against_paper: bool) -> Section 
     rows: list[list[TableValue]] = []
     for run in (*averages[:1], *spatial):
         assert run.smoothing is not None
-        kind, speed = smoothing_kind(run.smoothing), _speed(run)
+        kind, speed = run.kind, _speed(run)
         units = f" {GRANULARITY_SHORT[run.smoothing.granularity]}" if kind != "TMA" else ""
         printed = {column: number.printed for column, number in paper.get(f"{kind}{units}", {}).items()}
         time = None if base is None or speed is None else f"{base / speed:.2f}{TIMES}"
