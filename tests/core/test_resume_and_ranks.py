@@ -181,7 +181,7 @@ def test_a_bank_says_what_it_applied_and_not_what_it_was_told_to(
     student: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     update = Binding.update
-    monkeypatch.setattr(Binding, "update", lambda self, rules: update(self, [rules[0]] * len(rules)))
+    monkeypatch.setattr(Binding, "update", lambda self, rules, skip: update(self, [rules[0]] * len(rules)))
     configs = {"tma": temporal_moving_average(0.99), "sts": spatial_temporal_smoothing(0.9, 0.7)}
     bank = TeacherBank(student=student, configs=configs, seed=4)
     assert bank.applied == {}

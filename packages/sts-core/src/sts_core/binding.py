@@ -94,9 +94,12 @@ def check_seed(seed: object) -> int:
 
 
 def copy_buffers(pairs: list[NamedPair]) -> None:
-    alike = [p for p in pairs if p.student.dtype == p.teacher.dtype and p.student.device == p.teacher.device]
-    if alike:
-        torch._foreach_copy_([p.teacher for p in alike], [p.student for p in alike])
+    alike: dict[torch.dtype, list[NamedPair]] = {}  # of one type each, else torch copies tensor by tensor
+    for p in pairs:
+        if p.student.dtype == p.teacher.dtype and p.student.device == p.teacher.device:
+            alike.setdefault(p.student.dtype, []).append(p)
+    for same in alike.values():
+        torch._foreach_copy_([p.teacher for p in same], [p.student for p in same])
     for p in pairs:
         if p.student.dtype != p.teacher.dtype or p.student.device != p.teacher.device:
             p.teacher.copy_(p.student)

@@ -207,9 +207,7 @@ def verify_ranks(tensors: Iterable[tuple[str, Tensor]], *, device: torch.device)
     named = list(tensors)
     rows = [(*_place(name, tensor), checksum(local(tensor))) for name, tensor in named]
     mine = torch.tensor(rows, dtype=torch.int64, device=device).view(-1, 3)
-    ranks = [torch.empty_like(mine) for _ in range(world_size())]
-    dist.all_gather(ranks, mine)
-    tables = torch.stack(ranks, dim=1).tolist()  # [tensors, ranks, 3]
+    tables = gather_batch(mine[None]).cpu().transpose(0, 1).tolist()  # [tensors, ranks, 3]
     differing = [(name, *two) for (name, _), table in zip(named, tables, strict=True) if (two := _unequal(table))]
     if not differing:
         return

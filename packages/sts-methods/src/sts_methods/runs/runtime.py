@@ -112,6 +112,8 @@ def distribute(module: nn.Module) -> nn.Module:
     if "forward_sync_buffers" in DistributedDataParallel.__init__.__code__.co_varnames:
         options = {"forward_sync_buffers": False}  # the new name; torch 2.15 warns about the old one
     wrapped = DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
+    # DDP measures itself in ten steps, and then in every hundredth, for which it waits for the device.
+    wrapped._set_ddp_runtime_logging_sample_rate(1 << 30)  # type: ignore[no-untyped-call]
     _arrange_buckets(wrapped)
     return wrapped
 
