@@ -155,6 +155,24 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: 
     assert len(open_source("arrays", "~/a.npz", "train", image_size=16)) == 40
 
 
+def test_own_images_are_normalised_as_told_and_not_silently_as_imagenets(tmp_path: Path) -> None:
+    gray = np.full((40, 12, 12), 51, dtype=np.uint8)
+    gray[:, :6] = 153
+    config = save_arrays(tmp_path / "a.npz", x_train=gray, x_test=gray)
+    note = build(config).note
+    assert note is not None
+    assert "theirs are 0.400,0.400,0.400 and 0.200,0.200,0.200 (data.mean and data.std" in note
+    told = replace(config, mean=(0.4,) * 3, std=(0.2,) * 3)
+    assert build(told).note is None
+    for images in (evaluation_data(told)[0], evaluation_data(told)[1]):
+        pixels = torch.stack([image for image, _ in images])
+        assert abs(float(pixels.mean())) < 0.02
+        assert abs(float(pixels.std()) - 1) < 0.05
+    assert build(DataConfig(image_size=16)).note is None  # digits know theirs
+    with pytest.raises(ConfigError, match="mean and std must be three numbers each"):
+        replace(config, std=(0.0, 0.2, 0.2))
+
+
 def test_arrays_of_any_size_and_of_gray_images_are_accepted(tmp_path: Path) -> None:
     gray = np.random.default_rng(1).integers(0, 256, (40, 12, 12), dtype=np.uint8)
     config = save_arrays(tmp_path / "a.npz", x_train=gray)

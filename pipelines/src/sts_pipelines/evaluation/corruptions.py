@@ -86,7 +86,7 @@ def measure_cells(
     Each rank takes every n-th cell; returns those of this rank.
     """
     source = corruption_source(data, config, classes)
-    mean, std = dataset_record(data.dataset).statistics
+    mean, std = data.statistics
     settings = CorruptionConfig(
         batch_size=config.features.batch_size,
         num_workers=config.features.num_workers,

@@ -28,7 +28,6 @@ from sts_methods import (
     LocalRuntime,
     NonFiniteLossError,
     TrainingResult,
-    dataset_record,
     evaluation_data,
     fit,
     open_source,
@@ -140,7 +139,7 @@ def feature_width(features: Features) -> float:
 def _corrupted(run: StudyRun, model: nn.Module, work: Path) -> float:
     """Mean top-1 over the 15 corruptions of CIFAR-10-C at severities 1, 3 and 5."""
     data = run.training.data
-    mean, std = dataset_record(data.dataset).statistics
+    mean, std = data.statistics
     config = CorruptionConfig(mean=(mean[0], mean[1], mean[2]), std=(std[0], std[1], std[2]))
     shown = Resized(model, data.image_size)
     return corruption_robustness({"model": shown}, corruption_source(run, work), config)["model"].mean_accuracy

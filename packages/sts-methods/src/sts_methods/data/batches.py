@@ -11,7 +11,7 @@ from torch import Tensor
 from sts_core import ConfigError
 from sts_methods.batch import Batch, LabelledOrder
 from sts_methods.data.config import DataConfig
-from sts_methods.data.datasets import dataset_record, open_source
+from sts_methods.data.datasets import IMAGENET_STATISTICS, open_source
 from sts_methods.data.evaluation_set import EvaluationDataset
 from sts_methods.data.file_loaders import FileFeed
 from sts_methods.data.label_split import LabelSplit, label_split
@@ -24,6 +24,7 @@ from sts_methods.views.specs import VIEWS, CropView, WeakView
 ENOUGH_PROCESSES = 8
 """Loader processes that keep up with a GPU without its help: about 300 images/s each (benchmarks/input.py), while MoCo
 on ResNet-50 in mixed precision takes some 1,900 on an A100."""
+IMAGENET_CLASSES = 1000
 RANDOM_STEPS = 1024  # kekmodel dataset/cifar.py: labels repeated to fill as many batches, and shuffled
 
 
@@ -151,6 +152,19 @@ def _augmentation_note(config: DataConfig, device: torch.device) -> str | None:
     )
 
 
+def _statistics_note(config: DataConfig, source: Source) -> str | None:
+    """That images which need not be like ImageNet's are normalised as they are, unless the config says how."""
+    imagenet = source.classes is not None and len(source.classes) == IMAGENET_CLASSES
+    if config.statistics != IMAGENET_STATISTICS or imagenet:
+        return None
+    theirs = ""
+    if isinstance(source, ImageArrays):
+        pixels = source.images[:1000].float() / 255
+        mean, std = (",".join(f"{x:.3f}" for x in f((0, 2, 3))) for f in (pixels.mean, pixels.std))
+        theirs = f"; theirs are {mean} and {std}"
+    return f"images are normalised with ImageNet's mean and deviation{theirs} (data.mean and data.std decide otherwise)"
+
+
 def _feed(
     config: DataConfig, source: Source, split: LabelSplit | None, seed: int, device: torch.device
 ) -> ArrayFeed | FileFeed:
@@ -204,10 +218,13 @@ def build_training_data(
         seed=seed,
         global_batch_size=global_batch_size,
         device=device,
-        statistics=dataset_record(config.dataset).statistics,
+        statistics=config.statistics,
         labelled_order=labelled_order,
     )
-    data.note = _augmentation_note(config, device) if isinstance(source, ImageFiles) else None
+    notes = [_statistics_note(config, source)]
+    if isinstance(source, ImageFiles):
+        notes.append(_augmentation_note(config, device))
+    data.note = "\n".join(note for note in notes if note) or None
     return data
 
 
@@ -217,7 +234,7 @@ def evaluation_data(config: DataConfig) -> tuple[EvaluationDataset, EvaluationDa
         EvaluationDataset(
             open_source(config.dataset, config.root, split, image_size=config.image_size),
             image_size=config.image_size,
-            statistics=dataset_record(config.dataset).statistics,
+            statistics=config.statistics,
             skip=config.on_error == "skip",
         )
         for split in ("train", "test")

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from sts_core import ConfigError
-from sts_core.fields import formerly, incidental
-from sts_methods.data.datasets import DATASETS
+from sts_core.fields import added, formerly, incidental
+from sts_methods.data.datasets import DATASETS, dataset_record
+from sts_methods.data.sources import Statistics
 from sts_methods.views.specs import VIEWS, CropView, Interpolation, View, Views
 
 OnError = Literal["raise", "skip"]
@@ -33,6 +34,11 @@ class DataConfig:
     """Smallest share of the area that a crop covers; None is that of the views."""
     interpolation: Interpolation | None = None
     """Filter that resizes crops, bilinear or bicubic (DeepMind's BYOL); None is that of the views."""
+    mean: tuple[float, float, float] | None = added(None)
+    """Mean of red, green and blue, in [0, 1], that images are normalised with; None is the dataset's, ImageNet's for a
+    folder or file of your own."""
+    std: tuple[float, float, float] | None = added(None)
+    """Standard deviation, likewise."""
     num_workers: int = incidental(0)
     """Processes that read image files; images in memory need none."""
     on_error: OnError = incidental("raise")
@@ -49,6 +55,12 @@ class DataConfig:
         for name, least in (("image_size", 8), ("unlabelled_ratio", 1), ("num_local_crops", 0), ("num_workers", 0)):
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value!r}", fields=(name,))
+        mean, std = self.statistics
+        if not (len(mean) == len(std) == 3 and all(0 <= m <= 1 for m in mean) and all(0 < s <= 1 for s in std)):
+            raise ConfigError(
+                f"mean and std must be three numbers each in [0, 1], those of std positive, got {mean} and {std}",
+                fields=("mean", "std"),
+            )
         if self.crop_scale_min is not None and not 0.0 < self.crop_scale_min <= 1.0:
             raise ConfigError(
                 f"crop_scale_min must be in (0, 1], got {self.crop_scale_min!r}: it is a share of the area",
@@ -72,6 +84,12 @@ class DataConfig:
                 f"{self.interpolation!r}: leave it out",
                 fields=("interpolation",),
             )
+
+    @property
+    def statistics(self) -> Statistics:
+        """Mean and standard deviation of the channels that images are normalised with."""
+        known = dataset_record(self.dataset).statistics
+        return (self.mean or known[0], self.std or known[1])
 
     @property
     def with_labels(self) -> bool:
