@@ -20,9 +20,9 @@ from tests.null_gpu.ranks import rank_zero_of
 from tests.null_gpu.training import counted_steps, runtime, training_config
 
 
-def counts(method: str, world_size: int, precision: Precision) -> dict[str, Any]:
+def counts(method: str, world_size: int, precision: Precision, **changes: Any) -> dict[str, Any]:
     """The phases of the third of four steps."""
-    config = training_config(method, world_size=world_size, precision=precision)
+    config = training_config(method, world_size=world_size, precision=precision, **changes)
     with tempfile.TemporaryDirectory() as folder, rank_zero_of(world_size), counted_steps() as steps:
         fit(config, runtime(Path(folder)))
     return steps[2]
@@ -64,7 +64,9 @@ def main() -> None:
         for precision in get_args(Precision)
     }
     whole = {str(world_size): everything(method, world_size) for world_size in (1, 8)}
-    print(json.dumps({"steps": found, "everything": whole}))
+    bank = {f"teacher-{number}": spatial_ensemble(0.5, buffers="copy") for number in range(32)}
+    banked = {str(world_size): counts(method, world_size, "float32", bank=bank) for world_size in (1, 8)}
+    print(json.dumps({"steps": found, "everything": whole, "bank": banked}))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,25 @@ def test_a_step_runs_on_the_device(found: dict[str, Any]) -> None:
         assert step["teacher"]["kinds"].get("triton", 0) > 0, case
 
 
+def test_a_batch_is_made_without_waiting_from_one_transfer(
+    found: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    most = {"byol": 180, "moco": 180, "dino": 360, "fixmatch": 290, "mean_teacher": 40}
+    for case, step in found["steps"].items():
+        data = step["data"]
+        assert (data["syncs"], data["pageable_copies"], data["copies"]) == (0, 0, 1), case
+        assert data["operations"] <= most[request.node.callspec.params["found"]], case
+
+
+def test_a_bank_of_32_copies_no_buffers_in_a_step_and_is_spread_over_the_ranks(found: dict[str, Any]) -> None:
+    for world_size, held in {"1": 32, "8": 4}.items():
+        alone, banked = (
+            step["teacher"]["kinds"] for step in (found["steps"][f"{world_size} float32"], found["bank"][world_size])
+        )
+        assert banked.get("launch", 0) <= alone.get("launch", 0) + 4
+        assert banked["triton"] == alone["triton"] + 2 * held, "a draw of units and an update each"
+
+
 def test_only_several_ranks_communicate(found: dict[str, Any]) -> None:
     sent = {case: sum(phase["collectives"] for phase in step.values()) for case, step in found["steps"].items()}
     assert {case: num > 0 for case, num in sent.items()} == {case: case.startswith("8") for case in sent}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sts_methods.runs.checkpoint import read_manifest
+from sts_methods.runs.checkpoint import CheckpointStore, read_manifest
 from tests import processes
 from tests.methods.training import tiny_training as tiny
 
@@ -52,6 +52,19 @@ def test_one_worker_equals_two_on_the_same_global_batch(group: Path, tmp_path: P
         torch.testing.assert_close(tiny.weights(alone)[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
     losses = [[entry["loss"] for entry in tiny.logged(folder)] for folder in (tmp_path, group / "straight")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_ranks_hold_a_part_of_the_bank_each_and_the_checkpoint_has_it_whole(group: Path) -> None:
+    held = [_weights(group, "bank-straight", rank) for rank in range(2)]
+    assert [list(part) for part in held] == [["m3", "m9"], ["m5"]]
+    saved = CheckpointStore(group / "bank" / "checkpoints").latest()
+    assert saved is not None
+    assert list(saved["bank"]["applied"]) == ["m3", "m5", "m9"]
+    for name, teacher in {**held[0], **held[1]}.items():
+        tiny.assert_same_bits(saved["bank"]["teachers"][name], teacher)  # type: ignore[arg-type]
+    for rank in range(2):
+        for name, teacher in _weights(group, "bank-resumed", rank).items():
+            tiny.assert_same_bits(teacher, held[rank][name])  # type: ignore[arg-type]
 
 
 def test_a_resumed_group_ends_with_the_same_bits_as_an_undisturbed_one(group: Path) -> None:

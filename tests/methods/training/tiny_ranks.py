@@ -10,10 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sts_core import temporal_moving_average
 from sts_core.errors import StsError
 from sts_methods.batch import Batch
 from sts_methods.methods.base import StepResult
 from tests.methods.training import tiny_training as tiny
+
+BANK = {f"m{m}": temporal_moving_average(m / 10) for m in (3, 5, 9)}
 
 
 class _OneRankDiffers(tiny.TinyMethod):
@@ -41,6 +44,18 @@ def _failure(method: Any, folder: Path, config: Any) -> str:
     return "none"
 
 
+def _train_bank(rank: int, folder: Path) -> None:
+    """A bank of three over the ranks, undisturbed and crashed half-way."""
+    config = tiny.tiny_config(bank=BANK)
+    straight = tiny.tiny_fit(config, tiny.runtime(folder / "bank"))
+    with contextlib.suppress(tiny.CrashError):
+        tiny.tiny_fit(config, tiny.CrashingRuntime(folder / "bank-crashed", 7))
+    resumed = tiny.tiny_fit(config, tiny.runtime(folder / "bank-crashed"))
+    for name, result in {"straight": straight, "resumed": resumed}.items():
+        held = {key: teacher.state_dict() for key, teacher in result.bank.items()}
+        torch.save(held, folder / f"bank-{name}-{rank}.pt")
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size)
     config = tiny.tiny_config(accumulation=2)
@@ -56,6 +71,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         moved = tiny.tiny_fit(config, tiny.runtime(folder / "alone"))
     seen["notice"] = [str(w.message) for w in caught]
     torch.save(tiny.weights(moved), folder / f"moved-{rank}.pt")
+    _train_bank(rank, folder)
     differs = _OneRankDiffers(config.method, seed=0)
     verified = tiny.tiny_config(verify_ranks_every_steps=3)
     seen["differs"] = _failure(differs, folder / "differs", verified)

@@ -1,11 +1,14 @@
 """sts check: what a pipeline needs, before it costs a night."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
 from torch import nn
 
@@ -86,6 +89,40 @@ def test_memory_grows_with_the_bank() -> None:
     assert isinstance(pipeline, PipelineConfig)
     method = build_method(pipeline.training.method, seed=0)
     assert _memory(pipeline, method, bank=1000) != _memory(pipeline, method, bank=0)
+
+
+class LargeVisionTransformers(nn.Module):
+    """ViT-L as student and teacher, without memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            self.student, self.teacher = (timm.create_model("vit_large_patch16_224") for _ in range(2))
+
+    def backbone(self, network: str) -> nn.Module:
+        return self.student
+
+
+def test_a_bank_of_32_large_vision_transformers_fits_eight_gpus_of_40_gigabytes() -> None:
+    pipeline = CATALOG["byol-imagenet-200ep-sts"].build()
+    assert isinstance(pipeline, PipelineConfig)
+    assert pipeline.cluster.num_workers == 8
+    training = replace(
+        pipeline.training,
+        global_batch_size=8 * 16,
+        precision="bfloat16",
+        optimizer=replace(pipeline.training.optimizer, name="adamw"),
+    )
+    method, gib = LargeVisionTransformers(), 2**30
+    (text,) = dry_run._memory(replace(pipeline, training=training), method, bank=32)
+    weights = 4 * sum(p.numel() for p in method.teacher.parameters())
+    said = f"({9 * weights / gib:.2f} GiB weights, 4 of the bank's 32 teachers and optimizer"
+    assert said in text, "weights, gradients, two moments, the teacher and four of the bank"
+    assert float(re.findall(r"estimated: ([\d.]+) GiB", text)[0]) < 40e9 / gib
+    (alone,) = dry_run._memory(
+        replace(pipeline, training=training, cluster=replace(pipeline.cluster, num_workers=1)), method, bank=32
+    )
+    assert float(re.findall(r"\(([\d.]+) GiB weights", alone)[0]) > 40e9 / gib, "in one process it would not"
 
 
 class OneConvolution(nn.Module):

@@ -1,5 +1,6 @@
 """Many teachers of one student, updated in one pass."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from sts_core.binding import (
     make_rule,
 )
 from sts_core.config import SmoothingConfig
+from sts_core.distributed import gather_objects, is_parallel, rank, send_to_first, world_size
 from sts_core.errors import ConfigError
 from sts_core.kernels.interface import Backend
 from sts_core.pairing import Selection, Watch, make_teacher, pair
@@ -36,7 +38,10 @@ class TeacherBank(Attachable):
     Linear(in_features=4, out_features=2, bias=True)
 
     `configs` names the teachers of `student`. Each is bit for bit the one that a `Smoother` of its own, with the same
-    `seed`, would keep. `backend`, `names`, `exclude` and `trainable_only` are those of `Smoother`.
+    `seed`, would keep. `backend`, `names`, `exclude` and `trainable_only` are those of `Smoother`. With `spread` the
+    teachers are shared out among the W ranks of the process group: rank r holds the r-th, the (r + W)-th and so on,
+    which takes 1/W of the memory and no communication; `state_dict()` and `fetch()`, which all ranks call, bring them
+    to rank 0.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class TeacherBank(Attachable):
         names: str | Sequence[str] = "*",
         exclude: str | Sequence[str] = (),
         trainable_only: bool = False,
+        spread: bool = False,
     ) -> None:
         if not configs:
             raise ConfigError("a TeacherBank needs at least one config, got none: pass configs={'tma': ...}")
@@ -57,20 +63,33 @@ class TeacherBank(Attachable):
         self.seed = check_seed(seed)
         self.step = 0
         self.applied: dict[str, Applied] = {}
-        """m and p of the last update, by teacher; empty before the first."""
+        """m and p of the last update, by teacher held here; empty before the first."""
         self._applied_before = self.applied
+        self.is_spread = spread and is_parallel()
+        """Whether other ranks hold teachers that this one does not."""
         self._selection = chosen = Selection(names, exclude, trainable_only)
-        self.teachers = {name: make_teacher(student, **chosen._asdict()) for name in self.configs}
-        pairs = {name: pair(student, self.teachers[name], self.configs[name].buffers, chosen) for name in self.configs}
+        held = [name for name in self.configs if not self.is_spread or self._owner(name) == rank()]
+        self._teachers = {name: make_teacher(student, **chosen._asdict()) for name in held}
+        pairs = {name: pair(student, self._teachers[name], self.configs[name].buffers, chosen) for name in held}
         self._copied = [named for name in pairs for named in pairs[name].copied]
-        self._watches = [Watch("student", student), *(Watch("teacher", t) for t in self.teachers.values())]
+        self._buffers_are_old = False
+        self._watches = [Watch("student", student), *(Watch("teacher", t) for t in self._teachers.values())]
         # Teachers that smooth the same tensors (buffers may or may not be among them) share one pass.
         groups: dict[bool, list[str]] = {}
-        for name, config in self.configs.items():
-            groups.setdefault(config.buffers == "smooth", []).append(name)
+        for name in held:
+            groups.setdefault(self.configs[name].buffers == "smooth", []).append(name)
         self._bindings = [
             (names, Binding([pairs[name].smoothed for name in names], backend)) for names in groups.values()
         ]
+
+    @property
+    def teachers(self) -> dict[str, nn.Module]:
+        """The teachers held here. Buffers that are the student's are copied when this is read, not at every update."""
+        if self._buffers_are_old:
+            with torch.no_grad():
+                copy_buffers(self._copied)
+            self._buffers_are_old = False
+        return self._teachers
 
     def update(self, *, skip: Tensor | None = None) -> None:
         """Move every teacher one step; call it once after every optimizer step. `skip` as in `Smoother.update`."""
@@ -100,18 +119,45 @@ class TeacherBank(Attachable):
         for names, binding in self._bindings:
             rules = [make_rule(self.configs[name], self.step, self.seed, None, None) for name in names]
             self.applied = self.applied | dict(zip(names, binding.update(rules, skip), strict=True))
-        copy_buffers(self._copied)
+        self._buffers_are_old = True
         self.step += 1
 
+    def _owner(self, name: str) -> int:
+        return list(self.configs).index(name) % world_size()
+
+    def fetch(self, name: str) -> nn.Module | None:
+        """A teacher, on rank 0 wherever it is held, on the CPU if that is elsewhere; None on other ranks."""
+        state = self._fetch_state(name) if self.is_spread else {}
+        if state is None or name in self.teachers:
+            return self.teachers[name] if rank() == 0 else None
+        teacher = copy.deepcopy(next(iter(self.teachers.values()))).cpu()
+        teacher.load_state_dict(state)
+        return teacher
+
+    def _fetch_state(self, name: str) -> dict[str, Tensor] | None:
+        """The state of a teacher of a spread bank, on rank 0; None on other ranks."""
+        like = next(iter(self.teachers.values())).state_dict() if rank() == 0 else {}
+        return send_to_first(
+            self.teachers[name].state_dict() if name in self.teachers else None, self._owner(name), like
+        )
+
     def state_dict(self) -> dict[str, Any]:
-        """Seed, number of updates, configs, what was applied last, and the teachers' weights."""
+        """Seed, number of updates, configs, what was applied last, and the teachers' weights.
+
+        Of a spread bank rank 0 gets all teachers, and all ranks have to call it.
+        """
+        applied, teachers = self.applied, {name: teacher.state_dict() for name, teacher in self.teachers.items()}
+        if self.is_spread:
+            applied = {name: one for part in gather_objects(self.applied) for name, one in part.items()}
+            fetched = {name: self._fetch_state(name) for name in self.configs}
+            teachers = {name: state for name, state in fetched.items() if state is not None}
         return {
             "version": STATE_VERSION,
             "seed": self.seed,
             "step": self.step,
             "config": {name: asdict(config) for name, config in self.configs.items()},
-            "applied": {name: asdict(applied) for name, applied in self.applied.items()},
-            "teachers": {name: teacher.state_dict() for name, teacher in self.teachers.items()},
+            "applied": {name: asdict(applied[name]) for name in self.configs if name in applied},
+            "teachers": teachers,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -119,5 +165,6 @@ class TeacherBank(Attachable):
         check_state(state, {name: asdict(config) for name, config in self.configs.items()})
         for name, teacher in self.teachers.items():
             teacher.load_state_dict(state["teachers"][name])
-        self.applied = {name: Applied(**applied) for name, applied in state.get("applied", {}).items()}
+        applied = state.get("applied", {})
+        self.applied = {name: Applied(**applied[name]) for name in self.teachers if name in applied}
         self.seed, self.step = check_seed(state["seed"]), int(state["step"])

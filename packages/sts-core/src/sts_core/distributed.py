@@ -5,7 +5,7 @@ initialises `torch.distributed`; nothing here does.
 """
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -19,7 +19,8 @@ from sts_core.sharded.blocks import local, shard_of
 __all__ = [
     "agree", "average_over_ranks_", "barrier", "broadcast_object", "checksum", "communication_device",
     "differentiable_sum", "exchange_rows", "gather_batch", "gather_lists", "gather_objects", "is_parallel", "on_device",
-    "rank", "statistics_group", "sum_over_ranks", "sum_over_ranks_", "verify_ranks", "world_size",
+    "rank", "send_to_first", "sendable", "statistics_group", "sum_over_ranks", "sum_over_ranks_", "verify_ranks",
+    "world_size",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -58,8 +59,14 @@ def barrier() -> None:
 
 
 def communication_device() -> torch.device:
-    """Where tensors must live to be sent: NCCL only knows GPUs."""
-    return torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    """Where tensors of the host must go to be sent: NCCL only knows GPUs."""
+    return torch.device("cpu" if "cpu:" in str(dist.get_backend_config()) else "cuda")
+
+
+def sendable(tensor: Tensor) -> Tensor:
+    """The tensor, or its copy on a device whose tensors the process group takes."""
+    takes = f"{tensor.device.type}:" in str(dist.get_backend_config())
+    return (tensor if takes else tensor.to(communication_device())).contiguous()
 
 
 @torch.no_grad()
@@ -67,9 +74,11 @@ def gather_batch(local: Tensor) -> Tensor:
     """The ranks' tensors of equal shape [N, ...] one after the other, as [world size · N, ...] on every rank."""
     if world_size() == 1:
         return local.detach()
-    source, nhwc = _rows(local.detach())
+    rows, nhwc = _rows(local.detach())
+    source = sendable(rows)
     gathered = source.new_empty((world_size() * source.shape[0], *source.shape[1:]))
     dist.all_gather_into_tensor(gathered, source)
+    gathered = gathered.to(local.device)
     return gathered.permute(0, 3, 1, 2) if nhwc else gathered
 
 
@@ -137,11 +146,34 @@ def sum_over_ranks(local: Tensor) -> Tensor:
 def sum_over_ranks_(tensor: Tensor) -> Tensor:
     """Replace a tensor of any size, on any device, by its sum over all processes, and return it."""
     if is_parallel():
-        sent = tensor.to(communication_device())
+        sent = sendable(tensor)
         dist.all_reduce(sent)
         if sent is not tensor:
             tensor.copy_(sent)
     return tensor
+
+
+def send_to_first(
+    tensors: Mapping[str, Tensor] | None, owner: int, like: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
+    """The named tensors of rank `owner`, on rank 0 (in the host's memory if they came from another); None elsewhere.
+
+    Only the two ranks exchange anything. `like` has their names, shapes and types, on rank 0.
+    """
+    if rank() == owner != 0 and tensors is not None:
+        for tensor in tensors.values():
+            dist.send(sendable(tensor), dst=0)
+    if rank() != 0:
+        return None
+    if owner == 0 and tensors is not None:
+        return dict(tensors)
+    return {name: _received(tensor, owner) for name, tensor in like.items()}
+
+
+def _received(like: Tensor, source: int) -> Tensor:
+    received = torch.empty_like(sendable(like), memory_format=torch.contiguous_format)
+    dist.recv(received, src=source)
+    return received.cpu()
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """A dry run: the pipeline is built and takes a step on fake data, and Ray places the workers on a simulated machine."""
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -80,14 +81,17 @@ def _schedule(pipeline: PipelineConfig) -> list[str]:
 
 
 def _memory(pipeline: PipelineConfig, method: Any, *, bank: int) -> list[str]:
-    """Weights, gradients, moments and teachers in float32, and activations that grow with the views per worker."""
-    training = pipeline.training
+    """Weights, gradients, moments and teachers in float32, and activations that grow with the views per worker.
+
+    The teachers of a bank are spread over the workers.
+    """
+    training, workers = pipeline.training, max(1, pipeline.cluster.num_workers)
     student = sum(p.numel() for p in method.student.parameters())
-    teachers = sum(p.numel() for p in method.teacher.parameters()) * (1 + bank)
+    held = math.ceil(bank / workers)
+    teachers = sum(p.numel() for p in method.teacher.parameters()) * (1 + held)
     buffers = sum(b.numel() for b in method.buffers())
     moments = 2 if training.optimizer.name == "adamw" else 1
     fixed = 4 * ((2 + moments) * student + teachers + buffers)
-    workers = max(1, pipeline.cluster.num_workers)
     per_worker = training.global_batch_size // workers // training.accumulation
     sizes = _view_sizes(pipeline)
     if training.data.num_labels:
@@ -95,8 +99,9 @@ def _memory(pipeline: PipelineConfig, method: Any, *, bank: int) -> list[str]:
     width = 2 if training.precision != "float32" else 4
     backbone = method.backbone("student")
     activations = width * per_worker * sum(sizes.count(size) * _activations(backbone, size) for size in set(sizes))
+    bank_part = f", {held} of the bank's {bank} teachers" if bank else ""
     return [
-        f"memory per worker, estimated: {_gib(fixed + activations)} ({_gib(fixed)} weights and optimizer, "
+        f"memory per worker, estimated: {_gib(fixed + activations)} ({_gib(fixed)} weights{bank_part} and optimizer, "
         f"{_gib(activations)} activations of {per_worker * len(sizes)} views)"
     ]
 
@@ -119,7 +124,7 @@ def _activations(backbone: nn.Module, image_size: int) -> int:
     handles = [module.register_forward_hook(count) for module in leaves]
     training = backbone.training
     with torch.no_grad():
-        backbone.eval()(torch.zeros(1, 3, image_size, image_size))
+        backbone.eval()(torch.zeros(1, 3, image_size, image_size, device=next(backbone.parameters()).device))
     backbone.train(training)
     for handle in handles:
         handle.remove()

@@ -155,7 +155,8 @@ def join_process_group() -> None:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(default_device())
-    dist.init_process_group()
+    # Both by name: of a group that torch chooses nobody could tell which tensors it takes.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     atexit.register(_leave_process_group)
 
 
@@ -249,13 +250,16 @@ class LocalRuntime:
         for listener in self.listeners:
             listener.report(metrics, None if save is None else self.checkpoints.wait)
 
-    def end_step(self, step: int, save: Callable[[], dict[str, Any]]) -> None:
-        """Keep the checkpoint that `save` returns if one was asked for; rank 0 alone, which needs no other for it."""
+    def end_step(self, step: int, save: Callable[[], dict[str, Any]] | None) -> None:
+        """Keep the checkpoint that `save` returns if one was asked for; rank 0 alone, which needs no other for it.
+
+        `save` is None where it would need the others: the run then resumes from its last regular checkpoint.
+        """
         answer = self._request() if self._request is not None and self.rank == 0 else None
         if answer is None:
             return
         self.checkpoints.wait()
-        if step not in self.checkpoints.steps():
+        if save is not None and step not in self.checkpoints.steps():
             self.checkpoints.save(step, save(), ahead=True)
             self.checkpoints.wait()
         answer()

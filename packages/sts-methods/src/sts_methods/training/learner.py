@@ -57,7 +57,9 @@ class Learner:
         self.smoother = Smoother(
             student=method.student, teacher=method.teacher, config=config.smoothing, seed=config.seed
         )
-        self.bank = TeacherBank(student=method.student, configs=config.bank, seed=config.seed) if config.bank else None
+        self.bank = None
+        if config.bank:
+            self.bank = TeacherBank(student=method.student, configs=config.bank, seed=config.seed, spread=True)
         self._wrapped: nn.Module = runtime.wrap(self.method)
         self.skip = torch.zeros((), device=self.device)
         """1 if the last gradients, of any rank, or their losses are not finite: then student and teacher stay."""
@@ -133,21 +135,26 @@ class Learner:
         return self.config.momentum_at(step, total_steps=self.total_steps)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Everything that has to be the same on all ranks."""
+        """Everything that has to be the same on all ranks, and a bank that is not spread over them."""
         modules: dict[str, nn.Module] = {"": self.method}
-        if self.bank is not None:
+        if self.bank is not None and not self.bank.is_spread:
             modules |= {f"bank.{name}.": teacher for name, teacher in self.bank.teachers.items()}
         for prefix, module in modules.items():
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 yield prefix + name, tensor
 
-    def state_dict(self) -> dict[str, Any]:
+    def bank_state(self) -> dict[str, Any] | None:
+        """The bank's part of a checkpoint, to which all ranks contribute."""
+        return None if self.bank is None else self.bank.state_dict()
+
+    def state_dict(self, bank: Mapping[str, Any] | None) -> dict[str, Any]:
+        """A whole state with what `bank_state` gave."""
         return {
             "method": self.method.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "smoother": self.smoother.state_dict(),
-            "bank": self.bank.state_dict() if self.bank is not None else None,
+            "bank": bank,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

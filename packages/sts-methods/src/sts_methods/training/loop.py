@@ -27,7 +27,7 @@ class TrainingResult:
     folder: Path
     """The run folder."""
     bank: Mapping[str, nn.Module] = field(default_factory=dict)
-    """The bank's teachers by name."""
+    """The bank's teachers by name: of several ranks each has some of them."""
 
     def backbone(self, network: Network) -> nn.Module:
         """The feature extractor of the teacher or the student."""

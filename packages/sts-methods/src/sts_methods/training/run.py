@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, get_args
 
 from torch import Tensor, nn
@@ -114,17 +115,20 @@ class Run:
             self.settle()
             self._report(batches, drift, save=save)
         if self._end_step is not None:
-            self._end_step(self.step, self.state_dict)
+            bank = self.learner.bank
+            spread = bank is not None and bank.is_spread  # no rank could save it by itself
+            self._end_step(self.step, None if spread else lambda: self.state_dict(self.learner.bank_state()))
 
     def save_backbones(self) -> None:
         """Rank 0 leaves teacher and student (.safetensors and .json each) and the bank's teachers in the run folder."""
-        if self.runtime.rank != 0 or method_record(self.config.method) is None:
+        if method_record(self.config.method) is None:
             return  # not registered: nobody else could build its backbone by name
-        for network in get_args(Network):
+        for network in get_args(Network) if self.runtime.rank == 0 else ():
             self._save_backbone(network, self.learner.method.backbone(network), network, self._config_json["smoothing"])
-        if self.learner.bank is not None:
-            for name, teacher in self.learner.bank.teachers.items():
-                smoothing = self._config_json["bank"][name]
+        if (bank := self.learner.bank) is None:
+            return
+        for name, smoothing in self._config_json["bank"].items():
+            if (teacher := bank.fetch(name)) is not None:
                 self._save_backbone(f"bank/{name}", teacher.get_submodule("backbone"), "teacher", smoothing)
 
     def _save_backbone(self, path: str, module: nn.Module, network: Network, smoothing: Mapping[str, Any]) -> None:
@@ -147,8 +151,8 @@ class Run:
             close()
         self.runtime.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """A whole checkpoint: what the next step depends on, and in "meta" what it belongs to."""
+    def state_dict(self, bank: Mapping[str, Any] | None) -> dict[str, Any]:
+        """A whole checkpoint with the bank's state: what the next step depends on, and in "meta" what it belongs to."""
         return {
             "meta": {
                 "step": self.step,
@@ -159,7 +163,7 @@ class Run:
                 "world_size": self.runtime.world_size,
                 "metrics": self.metrics,
             },
-            **self.learner.state_dict(),
+            **self.learner.state_dict(bank),
             "drift": self.drift.state_dict() if self.drift is not None else None,
         }
 
@@ -199,7 +203,8 @@ class Run:
         self.guard.check_health(self.metrics, batches, self.step)
         if save:
             self.guard.check_weights(self.learner.named_tensors(), self.step)
-        self.runtime.report(self.metrics, self.state_dict if save else None)
+        bank = self.learner.bank_state() if save else None
+        self.runtime.report(self.metrics, partial(self.state_dict, bank) if save else None)
 
     def _every(self, steps: int | None) -> bool:
         return steps is not None and self.step % steps == 0
