@@ -154,7 +154,8 @@ def test_several_teachers_of_one_run_are_those_of_single_ones(tmp_path: Path) ->
 def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="evaluate_with must be None or one of teacher, got 'ema'"):
         TeacherCallback(CONFIG, evaluate_with="ema")
-    plain = lightning.Trainer(max_steps=1, logger=False, enable_progress_bar=False, enable_model_summary=False)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    plain = lightning.Trainer(max_steps=1, default_root_dir=tmp_path, **quiet)
     plain.fit(Module(), loader())
     plain.save_checkpoint(tmp_path / "plain.ckpt")
     with pytest.raises(StateError, match="the checkpoint must hold the teachers teacher, it holds none"):

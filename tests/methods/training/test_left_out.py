@@ -41,7 +41,7 @@ def learner_of(name: str, **changes: Any) -> Learner:
     return cases.learner_of(name, on_nonfinite="warn", bank={"other": spatial_ensemble(0.5)}, **changes)
 
 
-def check(name: str, **changes: Any) -> None:
+def assert_left_out(name: str, **changes: Any) -> None:
     learner, never_met = learner_of(name, **changes), learner_of(name, **changes)
     first, second = cases.micro_batches(name)
     take(learner, first, 0)
@@ -64,12 +64,12 @@ def check(name: str, **changes: Any) -> None:
 
 @pytest.mark.parametrize("name", cases.METHODS)
 def test_a_batch_that_is_left_out_changes_no_bit_of_any_method(name: str) -> None:
-    check(name)
+    assert_left_out(name)
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "adamw"])
 def test_every_optimizer_leaves_a_batch_out(optimizer: Any) -> None:
-    check("byol", optimizer=OptimizerConfig(name=optimizer, clip_gradient_norm=1.0))
+    assert_left_out("byol", optimizer=OptimizerConfig(name=optimizer, clip_gradient_norm=1.0))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "adamw"])
