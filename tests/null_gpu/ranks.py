@@ -28,10 +28,21 @@ def rank_zero_of(world_size: int, backend: str = "nccl") -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        for name, replacement in _REPLACED.items():
+        stack.enter_context(ddp_without_kernels())
+        for name, replacement in _ALONE.items():
             stack.enter_context(patch(name, replacement))
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=world_size)
         stack.callback(dist.destroy_process_group)
+        yield
+
+
+@contextmanager
+def ddp_without_kernels() -> Iterator[None]:
+    """DDP asks no kernel for the sizes of other ranks, and reads the buckets that it has copied to the device."""
+    with (
+        patch("torch.nn.parallel.distributed._verify_param_shape_across_processes", _nothing),
+        patch("torch.nn.parallel.DistributedDataParallel._pre_forward", _pre_forward),
+    ):
         yield
 
 
@@ -51,12 +62,10 @@ def _pre_forward(self: DistributedDataParallel, *inputs: Any, **named: Any) -> A
         counters.answer(0)
 
 
-_REPLACED = {
+_ALONE = {
     # Rank 0 would wait for others that never come.
     "torch.distributed.distributed_c10d._store_based_barrier": _nothing,
-    # They compute sizes on the device, where nothing computes.
-    "torch.nn.parallel.distributed._verify_param_shape_across_processes": _nothing,
+    # NCCL would compute sizes on the device, where nothing computes.
     "torch.distributed.all_gather_object": _gather_object,
     "torch.distributed.broadcast_object_list": _nothing,
-    "torch.nn.parallel.DistributedDataParallel._pre_forward": _pre_forward,
 }
