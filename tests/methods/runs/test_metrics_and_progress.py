@@ -1,5 +1,6 @@
 """What a run tells: means over steps, lines of JSON, a line on the terminal."""
 
+import io
 import os
 import termios
 from pathlib import Path
@@ -85,3 +86,11 @@ def test_lines_that_are_no_text_or_no_object_are_left_out_and_counted(tmp_path: 
     assert log.num_damaged() == 3
     log.truncate(after_step=1)
     assert log.read() == [{"step": 1}]
+
+
+def test_the_time_left_comes_from_several_windows() -> None:
+    stream = io.StringIO()
+    display = ProgressDisplay(total_steps=120, images_per_step=10, stream=stream, every_seconds=0.0)
+    for step, rate in ((10, 100.0), (20, 100.0), (30, 10.0)):
+        display.show({"step": step, "images_per_second": rate})
+    assert "10 images/s  0:36 left" in stream.getvalue().splitlines()[-1]  # 90 steps at 25 images/s, not at 10

@@ -6,14 +6,20 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from sts_eval import add_entries
 from sts_methods.runs.runtime import RunPlan
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.config.pipeline import PipelineConfig, SweepConfig
+from sts_pipelines.evaluation.stage import stage
+from sts_pipelines.launch import progress
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job
 from sts_pipelines.launch.progress import Watcher, write_plan
+from sts_pipelines.launch.stages import StageTeller
 from sts_pipelines.sweep.progress import TrialWatcher
 from sts_pipelines.sweep.trials import trials_of
 
@@ -104,3 +110,47 @@ def test_unlabelled_images_count_as_they_do_in_the_rate(tiny: Tiny) -> None:
     training = plain.training
     shown = json.loads((plain.folder / "plan.json").read_text())["images_per_step"]
     assert shown == training.global_batch_size * (1 + training.data.unlabelled_ratio)
+
+
+def test_a_sweep_says_how_far_its_trials_are(tmp_path: Path) -> None:
+    recipe = CATALOG["byol-digits-p-by-m"].build()
+    assert isinstance(recipe, SweepConfig)
+    trials = trials_of(replace(recipe, sweep=replace(recipe.sweep, momenta=(0.9,), preserve_probabilities=(0.0, 0.5))))
+    stream = io.StringIO()
+    options: dict[str, Any] = {"stream": stream, "every_seconds": 0.01, "again_seconds": 0.05}
+    with TrialWatcher(tmp_path, trials, metric="knn/teacher/top1", **options):
+        wait_for("waiting for workers", stream)
+        for name in ("m0.9-p0", "m0.9-p0.5"):
+            (tmp_path / name).mkdir()
+            write_plan(tmp_path / name, plan(), label=name)
+        log(tmp_path / "m0.9-p0", 3)
+        with stage(tmp_path / "m0.9-p0.5", "knn of the teacher"):
+            wait_for("under way: m0.9-p0 step 3/4, m0.9-p0.5 knn of the teacher\n", stream)
+
+
+def test_workers_that_are_waited_for_are_spoken_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_SECONDS_TO_START", 0.05)
+    monkeypatch.setattr(progress, "_SECONDS_FOR_A_STEP", 0.05)
+    stream = io.StringIO()
+    with Watcher([tmp_path], stream=stream, every_seconds=0.01):
+        wait_for("waiting for the workers to start, 0:00 so far", stream)
+        write_plan(tmp_path, plan(), label="sts")
+        log(tmp_path, 1)
+        wait_for("no step for 0:00; lost workers are started again", stream)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:
+    for stream, end in ((io.StringIO(), "\n"), (Terminal(), "")):
+        with StageTeller({"sts": tmp_path}, stream=stream, every_seconds=0.01, again_seconds=1.2):
+            with stage(tmp_path, "linear of the teacher"):
+                wait_for("sts: evaluating linear of the teacher" + end, stream)
+                wait_for("sts: evaluating linear of the teacher, 0:01" + end, stream)
+            with stage(tmp_path, "linear of the student"):
+                wait_for("\nsts: evaluating linear of the student" if end else "\n\rsts: ", stream)
+        assert stream.getvalue().endswith("\n")
+    assert not list(tmp_path.iterdir())

@@ -18,6 +18,7 @@ from sts_pipelines.errors import UsageError
 from sts_pipelines.evaluation.record import EvaluationRecord, record_of, records_of
 from sts_pipelines.evaluation.run import FEATURES, EvaluatedRun
 from sts_pipelines.evaluation.settings import is_done, prefer_asked, settings_of, write_entries
+from sts_pipelines.evaluation.stage import stage
 
 
 def evaluate_run(
@@ -52,7 +53,8 @@ def _evaluate(run: EvaluatedRun, record: EvaluationRecord, networks: Sequence[st
     """Measure those of `networks` that have no result yet."""
     missing = missing_networks(run, record, networks)
     for group in [missing] if record.together and missing else [[network] for network in missing]:
-        write_entries(run.results, record.measure(run, group), run.pipeline)
+        with stage(run.results, f"{record.name} of the {' and the '.join(group)}"):
+            write_entries(run.results, record.measure(run, group), run.pipeline)
 
 
 def missing_networks(run: EvaluatedRun, record: EvaluationRecord, networks: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ from sts_pipelines.launch.cluster import ray_cluster
 from sts_pipelines.launch.job import Job, _is_complete, write_config
 from sts_pipelines.launch.progress import Watcher
 from sts_pipelines.launch.requests import answered_in
+from sts_pipelines.launch.stages import StageTeller
 from sts_pipelines.launch.storage import mirror_of
 from sts_pipelines.launch.trackers import check_installed
 from sts_pipelines.launch.worker import evaluate_together, train_in_process, worker
@@ -42,7 +43,8 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
     cluster = jobs[0].pipeline.cluster
     if jobs[0].train:
         check_installed(jobs[0].pipeline.tracking)
-    with answered_in([job.folder for job in jobs]):
+    folders = {job.label: job.folder for job in jobs}
+    with answered_in(list(folders.values())), StageTeller(folders):
         if cluster.num_workers == 0:
             evaluate_together(jobs, device=default_device())
             _raise_failed([failed for job in jobs for failed in attempt([job], _train_in_process)], jobs)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TextIO
 
 from sts_core.files import write_atomically
-from sts_methods import ProgressDisplay, RunPlan
+from sts_methods import ProgressDisplay, RunPlan, format_seconds
 from sts_pipelines.launch.warnings_log import WarningsReader
 
 _PLAN = "plan.json"
+_SECONDS_TO_START, _SECONDS_FOR_A_STEP = 30.0, 60.0
 
 
 def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
@@ -67,7 +68,10 @@ class Watcher:
 
     def _is_planned(self, folder: Path) -> bool:
         """Waits until the present launch has written the note of this run; false when the launch is over."""
+        patience = _Patience(_SECONDS_TO_START)
         while True:
+            if seconds := patience.lost():
+                self.say(f"{folder.name}: waiting for the workers to start, {format_seconds(seconds)} so far")
             finished = self._stop.is_set()
             if _modified(folder / _PLAN) >= self._since - 1.0:
                 return True
@@ -78,8 +82,11 @@ class Watcher:
     def _follow(self, folder: Path, *, later: Sequence[Path]) -> None:
         """Show a run to its end, or until it has failed and a later one has started."""
         plan, display, noted = self._open(folder)
-        step = plan.first_step
+        step, patience = plan.first_step, _Patience(_SECONDS_FOR_A_STEP)
         while step < plan.total_steps:
+            if seconds := patience.lost():
+                display.close()
+                self.say(f"{folder.name}: no step for {format_seconds(seconds)}; lost workers are started again")
             finished = self._stop.is_set() or any(_modified(other / _PLAN) > noted for other in later)
             if _modified(folder / _PLAN) != noted:  # the workers were restarted and say where they resume
                 display.close()
@@ -87,6 +94,7 @@ class Watcher:
                 step = plan.first_step
             for metrics in _tail(folder / "metrics.jsonl", after=step):
                 step = int(metrics["step"])
+                patience.restore()
                 display.show(metrics)
             if finished:
                 break
@@ -108,8 +116,40 @@ class Watcher:
         return plan, display, noted
 
 
+class _Patience:
+    """Is lost after `seconds` without an event, or five times the longest wait for one so far, and then repeatedly."""
+
+    def __init__(self, seconds: float) -> None:
+        self.limit = seconds
+        self._since = self._told = time.monotonic()
+
+    def lost(self) -> float:
+        """How long it has waited, if that is worth a word now; else 0."""
+        now = time.monotonic()
+        if now - self._told < self.limit:
+            return 0.0
+        self._told = now
+        return now - self._since
+
+    def restore(self) -> None:
+        """An event has come."""
+        now = time.monotonic()
+        self.limit = max(self.limit, 5 * (now - self._since))
+        self._since = self._told = now
+
+
 def _modified(path: Path) -> float:
     return path.stat().st_mtime if path.exists() else 0.0
+
+
+def last_step(folder: Path) -> str:
+    """How far a run has come that is in training: step 40/154."""
+    try:
+        total = json.loads((folder / _PLAN).read_text())["total_steps"]
+    except (OSError, ValueError, KeyError):
+        return "starting"
+    steps = [int(metrics["step"]) for metrics in _tail(folder / "metrics.jsonl", after=0)]
+    return f"step {steps[-1] if steps else 0:,}/{total:,}"
 
 
 def _tail(path: Path, *, after: int) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Live progress of a sweep: one line for every trial that gets its result, read from the trials' folders."""
+"""Live progress of a sweep, read from the trials' folders: a line for every result, and how far the others are."""
 
 import sys
 import threading
@@ -9,6 +9,8 @@ from typing import TextIO
 
 from sts_eval import read_results
 from sts_methods import format_seconds
+from sts_pipelines.evaluation.stage import stage_of
+from sts_pipelines.launch.progress import last_step
 from sts_pipelines.launch.warnings_log import WarningsReader
 from sts_pipelines.sweep.trials import Trial
 from sts_pipelines.terminal import value_of
@@ -25,6 +27,7 @@ class TrialWatcher:
         metric: str,
         stream: TextIO | None = None,
         every_seconds: float = 1.0,
+        again_seconds: float = 60.0,
     ) -> None:
         self.folder, self.metric, self.num_trials = folder, metric, len(trials)
         self.pending = [trial.name for trial in trials]
@@ -32,7 +35,8 @@ class TrialWatcher:
         self.every_seconds = every_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sweep progress", daemon=True)
-        self._started = time.monotonic()
+        self._started = self._said = time.monotonic()
+        self.again_seconds = again_seconds
         self._warnings = WarningsReader([folder / trial.name for trial in trials])
 
     def __enter__(self) -> "TrialWatcher":
@@ -52,9 +56,18 @@ class TrialWatcher:
                 value = self._value(name)
                 if value is not None:
                     self._announce(name, value)
+            self._tell_under_way()
             if finished:
                 return
             self._stop.wait(self.every_seconds)
+
+    def _tell_under_way(self) -> None:
+        """How far the trials in training or evaluation are, when nothing has been said for a while."""
+        if time.monotonic() - self._said < self.again_seconds:
+            return
+        begun = [name for name in self.pending if (self.folder / name / "plan.json").exists()]
+        parts = [f"{name} {stage_of(self.folder / name) or last_step(self.folder / name)}" for name in begun]
+        self._say(f"under way: {', '.join(parts[:4])}{' ...' if parts[4:] else ''}" if parts else "waiting for workers")
 
     def _value(self, name: str) -> float | None:
         folder = self.folder / name
@@ -69,5 +82,6 @@ class TrialWatcher:
         self._say(f"trial {done}/{self.num_trials}  {name}: {value:.1f}  {format_seconds(left)} left")
 
     def _say(self, line: str) -> None:
+        self._said = time.monotonic()
         self.stream.write(line + "\n")
         self.stream.flush()

@@ -3,7 +3,9 @@
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
+from statistics import harmonic_mean
 from typing import TextIO
 
 HEALTH = {
@@ -16,6 +18,9 @@ HEALTH = {
 """Metrics of a step that tell whether the training is well, and what the display calls them."""
 
 
+_WINDOWS = 20  # that the time left is estimated from: a single one may hold a checkpoint, or another program's minute
+
+
 def format_seconds(seconds: float) -> str:
     """1:02:03, or 2:03 below an hour."""
     minutes, rest = divmod(round(seconds), 60)
@@ -24,14 +29,22 @@ def format_seconds(seconds: float) -> str:
 
 
 def progress_line(
-    metrics: Mapping[str, float], *, total_steps: int, images_per_step: int, width: int | None = None
+    metrics: Mapping[str, float],
+    *,
+    total_steps: int,
+    images_per_step: int,
+    width: int | None = None,
+    usual_rate: float | None = None,
 ) -> str:
-    """`step 120/500 (24%)  1,830 images/s  0:27 left  loss 2.310  std 0.041  rank 12.3`; what fits into `width`."""
+    """`step 120/500 (24%)  1,830 images/s  0:27 left  loss 2.310  std 0.041  rank 12.3`; what fits into `width`.
+
+    The time left is that at `usual_rate`, without it at the rate of these metrics.
+    """
     step = int(metrics["step"])
     parts = [f"step {step:,}/{total_steps:,} ({100 * step // max(total_steps, 1)}%)"]
     rate = metrics.get("images_per_second", 0.0)
     if rate > 0.0:
-        left = (total_steps - step) * images_per_step / rate
+        left = (total_steps - step) * images_per_step / (usual_rate or rate)
         parts += [f"{rate:,.0f} images/s", f"{format_seconds(left)} left"]
     if "loss" in metrics:
         parts.append(f"loss {metrics['loss']:.4g}")
@@ -54,15 +67,22 @@ class ProgressDisplay:
         self._interactive = self.stream.isatty()
         self._shown_at = -float("inf")
         self._width = 0
+        self._rates: deque[float] = deque(maxlen=_WINDOWS)
 
     def show(self, metrics: Mapping[str, float]) -> None:
         last = int(metrics["step"]) >= self.total_steps
         now = time.monotonic()
+        if metrics.get("images_per_second", 0.0) > 0.0:
+            self._rates.append(metrics["images_per_second"])
         if not self._interactive and not last and now - self._shown_at < self.every_seconds:
             return
         self._shown_at = now
         line = progress_line(
-            metrics, total_steps=self.total_steps, images_per_step=self.images_per_step, width=self._room()
+            metrics,
+            total_steps=self.total_steps,
+            images_per_step=self.images_per_step,
+            width=self._room(),
+            usual_rate=harmonic_mean(self._rates) if self._rates else None,
         )
         if self._interactive:
             self.stream.write("\r" + line.ljust(self._width))

@@ -1,0 +1,62 @@
+"""Says what is being evaluated, and for how long: evaluations of large networks are silent for minutes otherwise."""
+
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from sts_methods import format_seconds
+from sts_pipelines.evaluation.stage import stage_of
+
+
+class StageTeller:
+    """Tells the stages of the runs in `folders`, by label, on `stream`; a context manager.
+
+    On a terminal the line is rewritten with the time that a stage has taken; elsewhere a stage is a line when it
+    begins, and another one each `again_seconds`.
+    """
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        *,
+        stream: TextIO | None = None,
+        every_seconds: float = 0.5,
+        again_seconds: float = 60.0,
+    ) -> None:
+        self.folders, self.every_seconds = dict(folders), every_seconds
+        self.stream = stream if stream is not None else sys.stderr
+        self._again_seconds = 1.0 if self.stream.isatty() else again_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stages", daemon=True)
+        self._told, self._since, self._next = "", 0.0, 0.0
+
+    def __enter__(self) -> "StageTeller":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            found = [f"{label}: evaluating {text}" for label, f in self.folders.items() if (text := stage_of(f))]
+            self._tell(found[0] if found else "")
+            self._stop.wait(self.every_seconds)
+        self._tell("")
+
+    def _tell(self, line: str) -> None:
+        now = time.monotonic()
+        if line != self._told:
+            if self._told and self.stream.isatty():
+                self.stream.write("\n")
+            self._told, self._since, self._next = line, now, now
+        if line and now >= self._next:
+            seconds = now - self._since
+            text = line if seconds < 1.0 else f"{line}, {format_seconds(seconds)}"
+            self.stream.write(f"\r{text}" if self.stream.isatty() else f"{text}\n")
+            self._next = now + self._again_seconds
+        self.stream.flush()
