@@ -2,6 +2,7 @@
 
 from sts_core import distributed, fields, files
 from sts_core.attachment import Attachment
+from sts_core.averages.posthoc import Snapshot, Synthesis, synthesize
 from sts_core.bank import TeacherBank
 from sts_core.binding import Applied
 from sts_core.config import (
@@ -34,6 +35,7 @@ from sts_core.schedules import (
     cosine_momentum,
     half_life_momentum,
     interval_momentum,
+    power_momentum,
     warmup_momentum,
 )
 from sts_core.smoother import Smoother
@@ -42,9 +44,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Applied", "Attachment", "Buffers", "CheckpointError", "ConfigError", "Granularity", "Network", "PairingError",
-    "Precision", "RankMismatchError", "Smoother", "SmoothingConfig", "StateError", "StsError", "SwapError",
-    "TeacherBank", "constant_momentum", "cosine_momentum", "distributed", "effective_momentum", "fields", "files",
-    "fragment_age", "half_life_momentum", "interval_momentum", "make_teacher", "next_noise_variance", "no_smoothing",
-    "noise_std", "output_drift", "parameter_drift", "spatial_ensemble", "spatial_temporal_smoothing",
-    "temporal_moving_average", "warmup_momentum",
+    "Precision", "RankMismatchError", "Smoother", "SmoothingConfig", "Snapshot", "StateError", "StsError",
+    "SwapError", "Synthesis", "TeacherBank", "constant_momentum", "cosine_momentum", "distributed",
+    "effective_momentum", "fields", "files", "fragment_age", "half_life_momentum", "interval_momentum",
+    "make_teacher", "next_noise_variance", "no_smoothing", "noise_std", "output_drift", "parameter_drift",
+    "power_momentum", "spatial_ensemble", "spatial_temporal_smoothing", "synthesize", "temporal_moving_average",
+    "warmup_momentum",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Many teachers of one student, updated in one pass."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
@@ -25,6 +25,7 @@ from sts_core.distributed import gather_objects, is_parallel, rank, send_to_firs
 from sts_core.errors import ConfigError
 from sts_core.kernels.interface import Backend
 from sts_core.pairing import Selection, Watch, make_teacher, pair
+from sts_core.schedules import Schedule
 from sts_core.swap import check_not_swapped, swapped
 
 
@@ -91,18 +92,23 @@ class TeacherBank(Attachable):
             self._buffers_are_old = False
         return self._teachers
 
-    def update(self, *, skip: Tensor | None = None) -> None:
-        """Move every teacher one step; call it once after every optimizer step. `skip` as in `Smoother.update`."""
+    def update(self, momentum: Mapping[str, float] | None = None, *, skip: Tensor | None = None) -> None:
+        """Move every teacher one step; call it once after every optimizer step. `skip` as in `Smoother.update`.
+
+        `momentum` overrides the configs' m of the teachers that it names.
+        """
         self._check_detached("update() must not be called")
-        self._update(skip)
+        self._update(momentum or {}, skip)
 
     def take_back(self) -> None:
         """The last update was skipped: it does not count, and the next one has its draws."""
         self.step, self.applied = self.step - 1, self._applied_before
 
-    def attach(self, *optimizers: object) -> Attachment:
-        """Update after every step of the optimizer, as `Smoother.attach` does."""
-        return self._attach(optimizers, self._update)
+    def attach(self, *optimizers: object, momentum: Mapping[str, Schedule] | None = None) -> Attachment:
+        """Update after every step of the optimizer, as `Smoother.attach` does; schedules are given by teacher."""
+        schedules = momentum or {}
+        self._check_known(schedules)
+        return self._attach(optimizers, lambda: self._update({k: f(self.step) for k, f in schedules.items()}))
 
     def swapped(self, name: str) -> AbstractContextManager[nn.Module]:
         """`with bank.swapped("tma"):` the student computes with that teacher's weights, as in `Smoother.swapped`."""
@@ -110,14 +116,20 @@ class TeacherBank(Attachable):
             raise ConfigError(f"swapped() takes one of the teachers {', '.join(self.teachers)}, got {name!r}")
         return swapped(self.student, self.teachers[name], self._selection)
 
+    def _check_known(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.configs:
+                raise ConfigError(f"the bank's teachers are {', '.join(self.configs)}, got {name!r}")
+
     @torch.no_grad()
-    def _update(self, skip: Tensor | None = None) -> None:
+    def _update(self, momentum: Mapping[str, float], skip: Tensor | None = None) -> None:
         check_not_swapped(self.student, "a teacher must not be updated")
+        self._check_known(momentum)
         for watch in self._watches:
             watch.check()
         self._applied_before = self.applied
         for names, binding in self._bindings:
-            rules = [make_rule(self.configs[name], self.step, self.seed, None, None) for name in names]
+            rules = [make_rule(self.configs[name], self.step, self.seed, momentum.get(name), None) for name in names]
             self.applied = self.applied | dict(zip(names, binding.update(rules, skip), strict=True))
         self._buffers_are_old = True
         self.step += 1

@@ -1,9 +1,14 @@
 """Momentum as a pure function of the step."""
 
 import math
+from collections.abc import Callable
+from functools import lru_cache
 
 from sts_core.config import check_probability
 from sts_core.errors import ConfigError
+
+Schedule = Callable[[int], float]
+"""A value for each update, by its index: pure, so that a resumed run continues as it would have."""
 
 
 def constant_momentum(step: int, *, momentum: float) -> float:
@@ -67,6 +72,25 @@ def interval_momentum(step: int, *, momentum: float, interval: int = 1, start: i
     if step % interval:
         return 1.0
     return momentum if step > start else 0.0
+
+
+@lru_cache(maxsize=64)
+def power_exponent(length: float) -> float:
+    """γ of the profile τ^γ on 0 … t whose standard deviation is `length`·t: √(γ+1) / ((γ+2)·√(γ+3)) = length (EDM2)."""
+    if not 0.0 < length < 12**-0.5:
+        raise ConfigError(f"length must be a fraction of the training above 0 and below 0.288, got {length}")
+    low, high = 0.0, 1e9
+    for _ in range(200):  # the left side falls as γ grows
+        middle = (low + high) / 2
+        wide = math.sqrt(middle + 1) / ((middle + 2) * math.sqrt(middle + 3)) > length
+        low, high = (middle, high) if wide else (low, middle)
+    return (low + high) / 2
+
+
+def power_momentum(step: int, *, length: float) -> float:
+    """(1 − 1/(step + 1))^(γ+1): an average over the last `length` of the training, however long it lasts (EDM2)."""
+    _check_step(step)
+    return math.pow(1.0 - 1.0 / (step + 1), power_exponent(length) + 1.0)
 
 
 def _check_step(step: int) -> None:

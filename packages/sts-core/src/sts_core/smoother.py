@@ -1,6 +1,6 @@
 """The teacher update: one teacher that follows its student."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
@@ -22,10 +22,8 @@ from sts_core.binding import (
 from sts_core.config import SmoothingConfig
 from sts_core.kernels.interface import Backend
 from sts_core.pairing import WIDE, Selection, Watch, pair
+from sts_core.schedules import Schedule
 from sts_core.swap import check_not_swapped, swapped
-
-Schedule = Callable[[int], float]
-"""A value for each update, by its index: pure, so that a resumed run continues as it would have."""
 
 
 class Smoother(Attachable):

@@ -11,7 +11,8 @@ from sts_core.bank import TeacherBank
 from sts_core.config import SmoothingConfig
 from sts_core.errors import ConfigError, StateError
 from sts_core.pairing import make_teacher
-from sts_core.smoother import Schedule, Smoother
+from sts_core.schedules import Schedule
+from sts_core.smoother import Smoother
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

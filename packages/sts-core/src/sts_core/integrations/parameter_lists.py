@@ -16,7 +16,7 @@ from sts_core.binding import STATE_VERSION, Binding, check_state, make_rule
 from sts_core.config import SmoothingConfig
 from sts_core.errors import ConfigError, PairingError, StateError
 from sts_core.pairing import NamedPair
-from sts_core.smoother import Schedule
+from sts_core.schedules import Schedule
 
 
 class ParameterTeacher:

@@ -4,7 +4,8 @@ from torch import Tensor, nn
 
 from sts_core.config import SmoothingConfig
 from sts_core.pairing import make_teacher
-from sts_core.smoother import Schedule, Smoother
+from sts_core.schedules import Schedule
+from sts_core.smoother import Smoother
 
 
 class ModelSmoother(nn.Module):

@@ -14,7 +14,8 @@ from sts_core.config import SmoothingConfig
 from sts_core.errors import StateError
 from sts_core.files import write_atomically
 from sts_core.pairing import make_teacher
-from sts_core.smoother import Schedule, Smoother
+from sts_core.schedules import Schedule
+from sts_core.smoother import Smoother
 
 WEIGHTS, STATE = "teacher.safetensors", "teacher.json"
 """The files beside a checkpoint's own."""

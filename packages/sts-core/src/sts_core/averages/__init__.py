@@ -1,0 +1,1 @@
+"""Averages of other lengths than those that were kept, made after the training."""
