@@ -16,6 +16,19 @@ def print_table(runs: Mapping[str, Path]) -> None:
     }
     if entries:
         print(format_table(entries))
+        print("\n".join(caveats(entries)))
+
+
+def caveats(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """What a table of single trainings does not say: that each is one seed, and which labels chose a penalty."""
+    lines = ["one seed each: a difference needs several to mean something"]
+    shown = {row["selected_on"]: row for rows in entries.values() for row in rows if row.get("selected_on")}
+    if "held-out" in shown:
+        share = shown["held-out"].get("protocol", {}).get("held_out_fraction", 0.0)
+        lines.append(f"linear: one of several classifiers, chosen on {share:.0%} of the training images")
+    if "test" in shown:
+        lines.append("linear: one of several classifiers, chosen on the test labels (optimistic)")
+    return lines
 
 
 def format_table(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

@@ -413,3 +413,13 @@ def test_many_runs_get_eight_colours_and_the_best_of_them(make_run: MakeRun) -> 
     assert [name for name, colour in colours.items() if colour == 0] == ["r00", "r01", "r02", "r03"]
     assert sorted(colour for colour in colours.values() if colour) == list(range(1, 9))
     assert legend_of(runs, colours)[-1].name == "4 more runs"
+    assert legend_of(runs[3:], colours)[-1].name == "1 more run"
+
+
+def test_what_whiskers_are_stands_once_under_the_last_comparison(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        make_run(f"tma{seed}", seed=seed, shift=0.0)
+        make_run(f"sts{seed}", seed=seed, p=0.7, shift=0.05)
+    text = write_report([tmp_path / "runs"], tmp_path / "out")[0].read_text()
+    assert text.count("sts1 minus tma1") == 1
+    assert text.count("Whiskers: ") == 1

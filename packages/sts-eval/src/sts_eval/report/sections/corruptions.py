@@ -1,6 +1,7 @@
 """Corrupted images in a report: curves over severities, and what one run gains over another on each corruption."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -167,8 +168,12 @@ def _differences(
     """Each run minus the moving averages of its own recipe: that of its m, and that of its m_eff."""
     pairs = [(run, base) for run in runs for base in _bases(run, runs)]
     alike = [(run, base) for run, base in pairs if seen[run.name] == seen[base.name]]
-    blocks: list[Block] = [
+    figures = [
         _difference_figure(compare_corruptions(found[run.name], found[base.name])) for run, base in alike[:MAX_PAIRS]
+    ]
+    # What all of them say stands once, under the last.
+    blocks: list[Block] = [
+        replace(one, note="") if one.note == figures[-1].note and one is not figures[-1] else one for one in figures
     ]
     reason = "which saw other images or other cells, or has another probe"
     for base in dict.fromkeys(base.name for pair in pairs if pair not in alike for base in pair[1:]):

@@ -51,7 +51,7 @@ def legend_of(runs: Sequence[Run], colours: Mapping[str, int]) -> list[LegendEnt
     """The coloured runs by name, and one entry for the grey ones."""
     entries = [LegendEntry(run.name, colours[run.name]) for run in runs if colours[run.name]]
     quiet = sum(1 for run in runs if not colours[run.name])
-    return [*entries, LegendEntry(f"{quiet} more runs", 0)] if quiet else entries
+    return [*entries, LegendEntry(f"{quiet} more run{'s' * (quiet > 1)}", 0)] if quiet else entries
 
 
 def plane_section(runs: Sequence[Run]) -> Section | None:
