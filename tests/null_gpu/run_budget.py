@@ -21,7 +21,7 @@ from tests.null_gpu.training import counted_steps, runtime, training_config
 
 WORLD_SIZE = 8
 COUNTED, WATCHED, STEPS = 12, 13, 15
-"""In its first ten steps, and in every hundredth, DDP times itself, and waits for the device to do so."""
+"""In its first ten steps DDP times itself, and waits for the device to do so."""
 
 
 def dino() -> TrainingConfig:

@@ -1,6 +1,7 @@
 """The loop: what a step does, what it logs and what stops it."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,25 @@ def test_a_cpu_without_the_hardware_gets_float32_and_a_warning(monkeypatch: pyte
     with pytest.warns(UserWarning, match="no bfloat16 arithmetic"):
         assert autocast_dtype("bfloat16", torch.device("cpu")) is None
     assert autocast_dtype("float16", torch.device("cuda")) is torch.float16
+
+
+def test_a_gpu_without_bfloat16_gets_float16_and_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_it, expected in ((True, torch.bfloat16), (False, torch.float16)):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has_it=has_it: has_it)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            assert autocast_dtype("bfloat16", torch.device("cuda")) is expected
+        assert [str(w.message) for w in warned] == (
+            [] if has_it else ["this GPU has no bfloat16 arithmetic: training in float16"]
+        )
+
+
+def test_compiling_a_norm_that_several_workers_share_is_refused(tmp_path: Path) -> None:
+    config = tiny.tiny_config(compile=True)
+    runtime = tiny.runtime(tmp_path)
+    runtime.world_size = 2
+    with pytest.raises(ConfigError, match=r"compile must be false where .* got true for 2"):
+        Learner(config, tiny.TinyMethod(config.method, seed=0), runtime, total_steps=12, steps_per_epoch=4)
 
 
 def test_a_scaler_that_skips_a_step_keeps_the_teacher_from_moving(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sts_core import Buffers, Smoother, TeacherBank
+from sts_core import Buffers, ConfigError, Smoother, TeacherBank
 from sts_methods.batch import Batch
 from sts_methods.methods.base import StudentTeacherMethod
+from sts_methods.networks.batch_norm import CrossRankBatchNorm
 from sts_methods.runs.runtime import Runtime
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.optimizers import (
@@ -46,6 +47,7 @@ class Learner:
         if config.channels_last:
             self.method.to(memory_format=torch.channels_last)
         if config.compile:
+            _check_compilable(method, runtime.world_size)
             # The networks and not the whole forward, which a new step number would have compiled again.
             method.backbone("student").compile()
             method.backbone("teacher").compile()
@@ -183,6 +185,15 @@ class Learner:
             None if images is None else _channels_last(images) for images in (batch.labelled, batch.teachers_labelled)
         )
         return replace(batch, views=views, labelled=labelled, teachers_labelled=teachers)
+
+
+def _check_compilable(method: nn.Module, num_workers: int) -> None:
+    """torch.compile would cut the networks to pieces at every exchange, and be slower than without."""
+    if num_workers > 1 and any(isinstance(module, CrossRankBatchNorm) for module in method.modules()):
+        raise ConfigError(
+            f"compile must be false where batch norm covers the batches of several workers, got true for {num_workers}",
+            fields=("compile",),
+        )
 
 
 def _check_buffers(buffers: Buffers, method: StudentTeacherMethod) -> None:

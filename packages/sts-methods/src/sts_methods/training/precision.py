@@ -20,7 +20,10 @@ def cpu_supports(precision: Precision) -> bool:
 
 
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
-    """The dtype to autocast to, or None for float32; a CPU without the hardware gets float32 and a warning."""
+    """The dtype to autocast to, or None for float32.
+
+    Hardware that lacks it gets another, with a warning: a CPU float32, a GPU without bfloat16 (before Ampere) float16.
+    """
     if precision == "float32":
         return None
     if device.type == "cpu" and not cpu_supports(precision):
@@ -30,4 +33,11 @@ def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | 
             stacklevel=2,
         )
         return None
+    if (
+        precision == "bfloat16"
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        warnings.warn("this GPU has no bfloat16 arithmetic: training in float16", UserWarning, stacklevel=2)
+        return torch.float16
     return torch.bfloat16 if precision == "bfloat16" else torch.float16
