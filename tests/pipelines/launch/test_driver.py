@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import resource
 import shutil
 import signal
@@ -426,3 +427,10 @@ def test_memory_that_ran_out_is_a_sentence(error: Exception) -> None:
         raise error
     with pytest.raises(RuntimeError, match=r"^another$"), memory_told():
         raise RuntimeError("another")
+
+
+def test_the_choice_to_do_without_ray_is_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = tiny("byol-digits-sts", steps=1)
+    pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=()))
+    launch([Job(label="x", pipeline=pipeline, folder=pipeline.folder)], name="x", folder=pipeline.folder)
+    assert re.match(r"x: training in this process on \d+ CPU threads?, without Ray\n", capsys.readouterr().err)

@@ -92,9 +92,9 @@ def _train_in_process(jobs: Sequence[Job]) -> None:
 
 def _place() -> str:
     """Where training in process happens, since the choice is ours."""
-    device = default_device()
-    by = f"{torch.get_num_threads()} CPU threads" if device.type == "cpu" else str(device)
-    return f"training in this process on {by}, without Ray (--cluster.num-workers 0)"
+    device, threads = default_device(), torch.get_num_threads()
+    by = f"{threads} CPU thread{'s' * (threads > 1)}" if device.type == "cpu" else str(device)
+    return f"training in this process on {by}, without Ray"
 
 
 def _raise_failed(failed: Sequence[Failed], jobs: Sequence[Job]) -> None:
