@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,15 @@ class _CompiledKernel:
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter replaces the compiler")
 @pytest.mark.parametrize(
     ("capability", "student_type", "momentum"),
-    [(80, torch.float32, 0.99), (80, torch.bfloat16, 0.3), (90, torch.bfloat16, 0.99), (90, torch.float16, 0.0)],
+    [
+        (75, torch.float16, 0.99),
+        (80, torch.float32, 0.99),
+        (80, torch.bfloat16, 0.3),
+        (86, torch.float16, 0.0),
+        (90, torch.bfloat16, 0.99),
+        (100, torch.float32, 0.99),
+        (120, torch.bfloat16, 0.99),
+    ],
 )
 def test_the_kernels_compile_to_machine_code(
     capability: int, student_type: torch.dtype, momentum: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -101,7 +110,22 @@ def test_the_kernels_compile_to_machine_code(
     for name, binary in compiled.binaries.items():
         assert binary.asm["cubin"].startswith(b"\x7fELF"), name
         assert f".target sm_{capability}" in binary.asm["ptx"], name
-    assert "ld.global.v4" in compiled.binaries["update_all"].asm["ptx"]
+        assert spilled_bytes(binary.asm["cubin"], tmp_path / f"{name}.cubin") == 0, name
+    for name in ("update_all", "update_units"):  # tensors side by side: 16 bytes at a time
+        assert "ld.global.v4" in compiled.binaries[name].asm["ptx"], name
+        assert "st.global.v4" in compiled.binaries[name].asm["ptx"], name
+
+
+def spilled_bytes(cubin: bytes, path: Path) -> int:
+    """The memory that a thread needs beyond its registers."""
+    import triton
+
+    path.write_bytes(cubin)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    listing = processes.run([tool, "-res-usage", path]).stdout
+    used = re.findall(r"(?:STACK|LOCAL):(\d+)", listing)
+    assert used, listing
+    return sum(map(int, used))
 
 
 def pair_on_the_cpu() -> Pair:
