@@ -80,3 +80,22 @@ def test_a_command_outlives_its_cluster(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w"), daemons.reaped(tmp_path):
         assert list(reaper.processes_of(str(tmp_path))) == [os.getpid()]
     assert list(reaper.processes_of(str(tmp_path))) == []
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_run_whose_raylet_is_killed_ends_in_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sts_pipelines", "run", "byol-digits-sts", "--cluster.num-workers", "1"]
+    command += ["--steps", "100000", "--log-every-steps", "1", "--cluster.storage-path", str(tmp_path)]
+    with processes.Process(command, stdout=processes.DEVNULL, stderr=processes.PIPE, text=True) as run:
+        processes.wait_until(lambda: any(tmp_path.glob("*/metrics.jsonl")), run)
+        below = processes.descendants(run.pid)
+        processes.kill(next(pid for pid, words in below.items() if "raylet/raylet" in words))
+        _, errors = processes.finish(run, seconds=60)
+        assert run.returncode == 2
+        last = errors.splitlines()[-1]
+        assert last == "sts: Ray's raylet (or an agent of it) was killed or crashed: rerun the same command to resume"
+        deadline = time.monotonic() + 30
+        while (left := [pid for pid in below if processes.is_running(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not [below[pid] for pid in left]
