@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,6 +124,25 @@ def test_a_bank_of_32_large_vision_transformers_fits_eight_gpus_of_40_gigabytes(
         replace(pipeline, training=training, cluster=replace(pipeline.cluster, num_workers=1)), method, bank=32
     )
     assert float(re.findall(r"\(([\d.]+) GiB weights", alone)[0]) > 40e9 / gib, "in one process it would not"
+
+
+@pytest.mark.parametrize(
+    ("free", "ending"),
+    [(64, "64.00 GiB are free here"), (0.0625, "0.06 GiB are free here: a container needs --shm-size=3g")],
+)
+def test_shared_memory_holds_the_batches_of_all_loaders(
+    free: float, ending: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(dry_run, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path: SimpleNamespace(free=free * 2**30))
+    pipeline = CATALOG["byol-imagenet-200ep-sts"].build()
+    assert isinstance(pipeline, PipelineConfig)
+    (text,) = dry_run._shared_memory(pipeline)
+    needed = 8 * 2 * pipeline.training.global_batch_size * 2 * 3 * 224 * 224  # processes, batches, images, views, bytes
+    assert text == f"shared memory of all loaders: {needed / 2**30:.2f} GiB, {ending}"
+    small = CATALOG["byol-digits-sts"].build()
+    assert isinstance(small, PipelineConfig)
+    assert dry_run._shared_memory(small) == [], "images in memory need no loaders"
 
 
 class OneConvolution(nn.Module):

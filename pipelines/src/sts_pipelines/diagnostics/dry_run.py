@@ -1,8 +1,10 @@
 """A dry run: the pipeline is built and takes a step on fake data, and Ray places the workers on a simulated machine."""
 
 import math
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,10 @@ PLACEMENT_GPUS, PLACEMENT_CPUS = 8, 96
 FAKE_BATCH = 4
 
 
+SHARED_MEMORY = Path("/dev/shm")
+BATCHES_PER_PROCESS = 2  # torch, DataLoader: prefetch_factor
+
+
 def check_pipeline(config: AnyPipeline, *, placement: bool) -> str:
     """A text with all findings; raises where the pipeline could not run."""
     pipeline = base_of(config)
@@ -36,7 +42,7 @@ def check_pipeline(config: AnyPipeline, *, placement: bool) -> str:
     one_student = isinstance(config, SweepConfig) and config.sweep.one_student
     bank = len(trials) if one_student else len(pipeline.training.bank)
     lines = [*_size(method), *_units(method), *_schedule(pipeline), *_memory(pipeline, method, bank=bank)]
-    lines += _one_step(pipeline, method)
+    lines += [*_shared_memory(pipeline), *_one_step(pipeline, method)]
     if trials:
         lines.append(f"sweep: {len(trials)} trials")
     if placement:
@@ -104,6 +110,20 @@ def _memory(pipeline: PipelineConfig, method: Any, *, bank: int) -> list[str]:
         f"memory per worker, estimated: {_gib(fixed + activations)} ({_gib(fixed)} weights{bank_part} and optimizer, "
         f"{_gib(activations)} activations of {per_worker * len(sizes)} views)"
     ]
+
+
+def _shared_memory(pipeline: PipelineConfig) -> list[str]:
+    """What the batches of all loader processes take of /dev/shm, if all workers are on one machine."""
+    training = pipeline.training
+    ratio = training.data.unlabelled_ratio if training.data.with_labels else 1
+    pixels = ratio * sum(size * size for size in _view_sizes(pipeline))
+    batches = BATCHES_PER_PROCESS * training.data.num_workers
+    needed = 3 * pixels * batches * training.global_batch_size // training.accumulation
+    if not needed or not SHARED_MEMORY.exists():
+        return []
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    remedy = f": a container needs --shm-size={math.ceil(needed / 2**30) + 1}g" if free < needed else ""
+    return [f"shared memory of all loaders: {_gib(needed)}, {_gib(free)} are free here{remedy}"]
 
 
 def _view_sizes(pipeline: PipelineConfig) -> list[int]:
