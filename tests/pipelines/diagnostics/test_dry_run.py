@@ -288,8 +288,9 @@ def test_an_impossible_network_is_a_mistake_of_one_line(capsys: pytest.CaptureFi
 def test_workers_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
     monkeypatch.setattr("sts_pipelines.diagnostics.dry_run.fits", lambda request: asked.append(request))
+    flags = ["--cluster.num-workers", "2", "--cluster.cpus-per-worker", "64"]
     with pytest.raises(UsageError, match="do not fit on a simulated machine"):
-        check_pipeline(resolve("byol-digits-sts", ["--cluster.cpus-per-worker", "64"]), placement=True)
+        check_pipeline(resolve("byol-digits-sts", flags), placement=True)
     assert asked == [{"num_cpus": 96, "num_gpus": 8, "bundles": [{"CPU": 64.0}] * 2}]
 
 
