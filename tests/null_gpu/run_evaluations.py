@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sts_core.distributed import world_size
 from sts_eval import (
     CorruptionConfig,
     FeatureConfig,
@@ -25,12 +26,15 @@ from sts_eval import (
     byol_protocol,
     classification_accuracy,
     corruption_robustness,
+    detection_transfer,
     extract_features,
     fast_protocol,
     linear_probe,
     moco_protocol,
     nearest_neighbours,
 )
+from sts_eval.detection.backends.resnet import BottleneckResNet
+from sts_eval.detection.synthetic import NARROW_SHAPE, narrow_config, write_synthetic_voc
 from sts_methods import build_backbone, export, load_backbone, save_backbone
 from tests.null_gpu.counters import answer, counted
 from tests.null_gpu.ranks import rank_zero_of
@@ -117,6 +121,14 @@ def exported(folder: Path) -> None:
     export(path, folder / "exported.pth", to="torchvision")
 
 
+def detection(folder: Path) -> None:
+    """Training and scoring in this process alone; that proposals are finite is a True that nobody computes."""
+    answer(1)
+    config = narrow_config(write_synthetic_voc(folder / "voc", splits={"trainval": 4, "test": 4})).scaled(2)
+    if world_size() == 1:
+        detection_transfer(BottleneckResNet(NARROW_SHAPE), config, folder=folder / "detection", device=DEVICE)
+
+
 def cases(folder: Path) -> dict[str, Callable[[], None]]:
     return {
         "features": features,
@@ -130,15 +142,16 @@ def cases(folder: Path) -> dict[str, Callable[[], None]]:
         "accuracy": accuracy,
         "corruptions": corruptions,
         "export": lambda: exported(folder),
+        "detection": lambda: detection(folder),
     }
 
 
-def main(world_size: int, backend: str) -> None:
+def main(num_ranks: int, backend: str) -> None:
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, case in cases(Path(folder)).items():
-            with rank_zero_of(world_size, backend):
+            with rank_zero_of(num_ranks, backend):
                 answer(0, up_to_bytes=1 << 40)
                 try:
                     with counted(found, name):
