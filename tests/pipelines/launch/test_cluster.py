@@ -14,7 +14,7 @@ from sts_pipelines.cli.main import main
 from sts_pipelines.config.pipeline import ClusterConfig
 from sts_pipelines.errors import RunError, UsageError, WorkersError
 from sts_pipelines.launch import cluster
-from sts_pipelines.launch.session import session_folder
+from sts_pipelines.launch.local_ray.session import session_folder
 
 CONNECTION = SimpleNamespace(dashboard_url="127.0.0.1", address_info={"gcs_address": "127.0.0.1:2"})
 

@@ -17,8 +17,8 @@ from sts_core import StsError
 from sts_pipelines import plugins
 from sts_pipelines.config.pipeline import ClusterConfig
 from sts_pipelines.errors import ClusterError, RunError, UsageError, WorkersError, first_line
-from sts_pipelines.launch.daemons import reaped, watched
-from sts_pipelines.launch.session import keep_logs, session_folder
+from sts_pipelines.launch.local_ray.daemons import reaped, watched
+from sts_pipelines.launch.local_ray.session import keep_logs, session_folder
 
 # Tune's trial actor only waits for its workers, but Tune refuses to start one that asks for nothing.
 TRIAL_CPUS = 0.01

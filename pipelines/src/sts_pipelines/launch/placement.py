@@ -27,7 +27,7 @@ def fits(request: Mapping[str, Any]) -> bool:
 def _place(request: Mapping[str, Any]) -> int:
     import ray
 
-    from sts_pipelines.launch.session import session_folder
+    from sts_pipelines.launch.local_ray.session import session_folder
 
     with session_folder() as session:
         ray.init(

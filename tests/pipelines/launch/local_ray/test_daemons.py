@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sts_pipelines.errors import ClusterError
-from sts_pipelines.launch import daemons, reaper
+from sts_pipelines.launch.local_ray import daemons, reaper
 from tests import processes
 
 WAIT = "import time; time.sleep(600)"
@@ -53,7 +53,7 @@ def test_what_writes_into_a_session_ends_with_a_command_that_is_killed(tmp_path:
     script = f"""
 import subprocess, sys, time
 from pathlib import Path
-from sts_pipelines.launch.daemons import reaped
+from sts_pipelines.launch.local_ray.daemons import reaped
 with reaped(Path(sys.argv[1])):
     with open(sys.argv[1] + "/worker.out", "w") as log:
         worker = subprocess.Popen([sys.executable, "-c", {WAIT!r}], stdout=log, start_new_session=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sts_pipelines.errors import ClusterError
-from sts_pipelines.launch import reaper
+from sts_pipelines.launch.local_ray import reaper
 
 _VITAL = {"raylet": "raylet (or an agent of it)", "gcs_server": "control service"}
 _SECONDS_TO_LOOK = 0.5
