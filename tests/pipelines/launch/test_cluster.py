@@ -221,3 +221,7 @@ def test_the_processes_of_a_joined_cluster_know_its_address(monkeypatch: pytest.
         with cluster.ray_cluster(ClusterConfig(num_workers=8, address=address), num_cpus=8):
             pass
     assert known == [{"env_vars": {"RAY_ADDRESS": "10.0.0.1:6379"}}, None, None]
+    monkeypatch.setenv("STS_IMPORT", "mine")
+    with cluster.ray_cluster(ClusterConfig(num_workers=8, address="auto"), num_cpus=8):
+        pass
+    assert known[-1] == {"env_vars": {"STS_IMPORT": "mine"}}

@@ -137,6 +137,8 @@ def test_workers_that_are_waited_for_are_spoken_of(tmp_path: Path, monkeypatch: 
         write_plan(tmp_path, plan(), label="sts")
         log(tmp_path, 1)
         wait_for("no step for 0:00; lost workers are started again", stream)
+    told = stream.getvalue()
+    assert told.index("waiting for the workers") < told.index("no step for")
 
 
 class Terminal(io.StringIO):

@@ -119,7 +119,7 @@ def _connect(config: ClusterConfig) -> None:
     # For the actor that frees a stopped trial's resources, on a head node with several clusters (see _only_cluster).
     named = {"RAY_ADDRESS": address} if address != "auto" and "://" not in address else {}
     imports = {plugins.VARIABLE: os.environ[plugins.VARIABLE]} if plugins.VARIABLE in os.environ else {}
-    runtime_env = {"env_vars": named | imports}
+    runtime_env = {"env_vars": named | imports} if named or imports else None
     try:
         ray.init(address=config.address, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # no cluster there, or one of another version
