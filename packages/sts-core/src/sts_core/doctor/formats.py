@@ -71,10 +71,14 @@ def _read(path: Path) -> dict[str, Any]:
 
             return dict(load_file(path))
         tree = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} holds more than tensors and plain values, and was not opened: {_line(error)}"
-        ) from None
+    except pickle.UnpicklingError as error:  # torch's own words advise to run the code
+        code = re.search(r"unsupported (?:global|class)[^\n]*", str(error), re.IGNORECASE)
+        if code is None:
+            raise CheckpointError(
+                f"{path} cannot be read as a checkpoint: it is damaged, or another kind of file"
+            ) from None
+        told = f"{path} holds more than tensors and plain values, and was not opened ({code[0]})"
+        raise CheckpointError(told) from None
     except ImportError as error:
         raise CheckpointError(f"{path} needs the package {error.name} to be read: install it") from None
     except Exception as error:
