@@ -81,8 +81,11 @@ def test_the_choice_is_told_before_the_first_step(tmp_path: Path) -> None:
     config = DataConfig(dataset="images", root=str(tmp_path / "photos"), views="byol")
     note = build_training_data(config, seed=0, global_batch_size=2, device=torch.device("meta")).note
     assert note is not None
-    assert note.startswith("colour and blur on the GPU: 0 loader processes per GPU have a core each")
-    assert build_training_data(config, seed=0, global_batch_size=2).note is None
+    assert "\ncolour and blur on the GPU: 0 loader processes per GPU have a core each" in note
+    on_cpu = build_training_data(config, seed=0, global_batch_size=2).note
+    assert on_cpu is not None
+    assert on_cpu.startswith("images are normalised with ImageNet's mean")
+    assert "colour and blur" not in on_cpu
     said = io.StringIO()
     runtime = LocalRuntime(tmp_path / "run", stream=said)
     runtime.wrap(torch.nn.Identity())

@@ -22,7 +22,8 @@ COMMANDS = {
     "scontrol": LOG.format(name="scontrol") + 'if [ "$1" = show ]; then printf "n1\\nn2\\n"; fi\n',
     "srun": LOG.format(name="srun")
     + 'while [ "$1" != bash ] && [ "$1" != sts ]; do\n  [ "$1" = --overlap ] || shift\n  shift\ndone\nexec "$@"\n',
-    "ray": LOG.format(name="ray") + 'if [ "$1" = start ]; then exec sleep 600; fi\n',
+    "ray": LOG.format(name="ray")
+    + 'if [ "$1" = start ]; then exec sleep 600; fi\ngrep -q "ray start .*--head" "$LOG"\n',
     "sts": LOG.format(name="sts") + 'trap "echo saved >> $LOG" USR1\n[ -z "${STS_WAITS:-}" ] && exit 0\n'
     'trap "exit 143" TERM\nwhile true; do sleep 0.2; done\n',
     "sleep": 'exec /bin/sleep "$([ "$1" = 60 ] && echo 1 || echo "$1")"\n',

@@ -133,6 +133,11 @@ def outcomes(folder: Path, trials: Sequence[Trial], *, metric: str) -> list[Outc
     return [_outcome(folder / trial.name, trial, metric) for trial in trials]
 
 
+def value_in(folder: Path, metric: str) -> float | None:
+    """The metric that ranks trials, as a trial's folder has it."""
+    return value_of(read_results(folder).entries, metric) if (folder / "results.json").is_file() else None
+
+
 def _outcome(folder: Path, trial: Trial, metric: str) -> Outcome:
     if (folder / "stopped.json").is_file():
         return Outcome(trial=trial, stopped_at=int(json.loads((folder / "stopped.json").read_text())["step"]))
@@ -140,7 +145,7 @@ def _outcome(folder: Path, trial: Trial, metric: str) -> Outcome:
         return Outcome(trial=trial, error=str(json.loads((folder / "error.json").read_text())["error"]))
     if not (folder / "results.json").is_file():
         return Outcome(trial=trial, error="no results")
-    value = value_of(read_results(folder).entries, metric)
+    value = value_in(folder, metric)
     rates = [line["images_per_second"] for line in MetricsLog(folder / "metrics.jsonl").read()[1:]]
     speed = sum(rates) / len(rates) if rates else None
     return Outcome(

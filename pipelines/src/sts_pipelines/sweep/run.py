@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from sts_core import StsError
-from sts_eval import read_results
 from sts_methods import TrainingConfig
 from sts_pipelines.config.pipeline import AXES, ClusterConfig, PipelineConfig, SweepConfig
 from sts_pipelines.config.plain import digest, digested_name, outcome_relevant, to_dict
@@ -34,11 +33,11 @@ from sts_pipelines.sweep.outcomes import (
     is_finished,
     note_error,
     outcomes,
+    value_in,
     write_outcomes,
 )
 from sts_pipelines.sweep.progress import TrialWatcher
 from sts_pipelines.sweep.trials import Trial, trials_of
-from sts_pipelines.terminal import value_of
 
 
 def run_sweep(config: SweepConfig) -> list[Outcome]:
@@ -186,7 +185,7 @@ def trainable_of(config: SweepConfig) -> Callable[[dict[str, Any]], None]:
         applied = applied_values(jobs, failed)
         if not applied:  # raising would make Tune start the trial again, which only helps one that was killed
             return
-        values = [value_of(read_results(job.folder).entries, metric) for job in jobs]
+        values = [value_in(job.folder, metric) for job in jobs]
         tune.report({metric: max(value or 0.0 for value in values), **applied})
 
     return trainable
