@@ -57,6 +57,25 @@ def test_a_sound_average_is_found_in_every_layout(layout: str, tmp_path: Path) -
     assert any("2 batch norm statistics, which have moved" in finding.text for finding in findings)
 
 
+def test_folders_of_sts_and_of_transformers_are_opened_with_their_steps(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    for steps in (5, 25):
+        student, teacher = trained(steps)
+        ours = tmp_path / f"step-{steps}"
+        ours.mkdir()
+        both = {"student." + n: v for n, v in student.state_dict().items()}
+        both |= {"teacher." + n: v for n, v in teacher.state_dict().items()}
+        torch.save({"meta": {"step": steps}, "method": both, "optimizer": {"state": {}}}, ours / "state.pt")
+        theirs = tmp_path / f"checkpoint-{steps}"
+        theirs.mkdir()
+        safetensors.save_file(student.state_dict(), theirs / "model.safetensors")
+        safetensors.save_file(teacher.state_dict(), theirs / "teacher.safetensors")
+    for name in ("step", "checkpoint"):
+        findings = examine(tmp_path / f"{name}-5", tmp_path / f"{name}-25")
+        assert not [finding.text for finding in findings if finding.wrong]
+        assert "over 20 steps like a moving average with m = 0.9 " in findings[-1].text
+
+
 def only_wrong(path: Path, *later: Path) -> str:
     (wrong,) = [finding.text for finding in examine(path, *later) if finding.wrong]
     return wrong

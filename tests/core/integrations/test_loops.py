@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sts_core import ConfigError, Smoother, StateError, make_teacher, spatial_temporal_smoothing
+from sts_core import ConfigError, PairingError, Smoother, StateError, make_teacher, spatial_temporal_smoothing
 from sts_core.integrations.lightly import MomentumUpdate
 from sts_core.integrations.parameter_lists import ParameterTeacher, multi_avg_fn
 from sts_core.integrations.timm import ModelSmoother
@@ -78,6 +78,15 @@ def test_a_list_of_parameters_has_a_smoothers_teacher_and_resumes() -> None:
         moved(student, step)
         ema.step(student.parameters())
     assert_same(ema.shadow_params, expected(4, by_position=True).parameters())
+
+
+def test_fewer_parameters_than_at_the_beginning_are_refused() -> None:
+    student = network()
+    ema = ParameterTeacher(student.parameters(), CONFIG, seed=3)
+    ema.step(student.parameters())
+    with pytest.raises(PairingError, match="must be the 6 of the beginning, in their order, got 5"):
+        ema.step(list(student.parameters())[:-1])
+    assert ema.optimization_step == 1
 
 
 def test_weights_are_lent_and_given_back_as_diffusers_does(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class ParameterTeacher:
         self.optimization_step += 1
 
     def _bound(self, parameters: list[Tensor]) -> Binding:
-        if self._binding is None or any(a is not b for a, b in zip(parameters, self._students, strict=False)):
+        if self._binding is None or [*map(id, parameters)] != [*map(id, self._students)]:
             self._check(parameters)
             self._students, self._binding = parameters, Binding([_pairs(parameters, self.shadow_params)], "auto")
         return self._binding
