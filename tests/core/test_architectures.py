@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sts_core import Smoother, SmoothingConfig, make_teacher, parameter_drift
+from sts_core import Smoother, SmoothingConfig, fragment_age, make_teacher, parameter_drift
 
 timm = pytest.importorskip("timm", reason="timm supplies the architectures; sts-core itself needs only torch")
 
@@ -61,6 +61,7 @@ def build(name: str) -> nn.Module:
     return timm.create_model(name, num_classes=3, **SMALL[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_an_architecture_follows_the_rule(name: str) -> None:
     student = build(name)
@@ -83,3 +84,39 @@ def test_an_architecture_follows_the_rule(name: str) -> None:
 
 def test_there_are_at_least_thirty_architectures() -> None:
     assert len(SMALL) >= 30
+
+
+@pytest.mark.parametrize("granularity", ["layer", "module", "channel", "neuron"])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_complex_tensor_moves_as_its_real_and_imaginary_parts(granularity: str, backend: str) -> None:
+    config = SmoothingConfig(momentum=0.9, preserve_probability=0.5, granularity=granularity)
+
+    def followed(weight: torch.Tensor, moved: torch.Tensor) -> tuple[nn.Module, float, torch.Tensor]:
+        student = nn.ParameterDict({"weight": weight.clone()})
+        teacher = make_teacher(student)
+        start = copy.deepcopy(teacher)
+        with torch.no_grad():
+            student["weight"].copy_(moved)
+        Smoother(student=student, teacher=teacher, config=config, seed=3, backend=backend).update()
+        ages = fragment_age(teacher, config, seed=3, step=1)["weight"]
+        return teacher, parameter_drift(teacher, start), ages
+
+    old, new = torch.randn(2, 30, 50, dtype=torch.complex64)
+    teacher, drift, ages = followed(old, new)
+    expected, real_drift, real_ages = followed(torch.view_as_real(old), torch.view_as_real(new))
+    assert torch.equal(torch.view_as_real(teacher["weight"]), expected["weight"])
+    assert drift == real_drift
+    assert torch.equal(ages, real_ages)
+
+
+def test_integer_parameters_are_the_students_as_of_a_quantized_base() -> None:
+    student = nn.ParameterDict({"adapter": torch.ones(4)})
+    student["base"] = nn.Parameter(torch.arange(4, dtype=torch.int8), requires_grad=False)
+    teacher = make_teacher(student)
+    with torch.no_grad():
+        student["adapter"].zero_()
+        student["base"].add_(1)
+    config = SmoothingConfig(momentum=0.5, preserve_probability=0.0)
+    Smoother(student=student, teacher=teacher, config=config, seed=0).update()
+    assert teacher["adapter"].tolist() == [0.5] * 4
+    assert teacher["base"].tolist() == [1, 2, 3, 4]

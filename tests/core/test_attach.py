@@ -2,6 +2,7 @@
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from sts_core import (
     spatial_temporal_smoothing,
     temporal_moving_average,
 )
+from sts_core.binding import Binding
 from tests.core.test_resume_and_ranks import assert_same, bits
 
 STS = spatial_temporal_smoothing(0.9, 0.5, granularity="neuron")
@@ -166,3 +168,68 @@ def test_updates_are_not_made_twice() -> None:
     with pytest.raises(StateError, match=r"attach\(\) must not be called again while an attached optimizer"):
         smoother.attach(optimizer)
     assert smoother.step == 0
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_compiled_step_updates_as_a_plain_one_and_the_update_is_not_traced(
+    by_hand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(compiled: bool) -> Smoother:
+        student = network()
+        smoother = smoother_of(student)
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        if not by_hand:
+            smoother.attach(optimizer)
+
+        def step(batch: torch.Tensor) -> None:
+            student(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if by_hand:
+                smoother.update()
+
+        taken = torch.compile(step, backend="eager") if compiled else step
+        for number in range(3):
+            taken(torch.randn(6, 4, generator=torch.Generator().manual_seed(number)))
+        return smoother
+
+    plain = run(False)
+    traced = []
+    update = Binding.update
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        traced.append(torch.compiler.is_compiling())
+        return update(*arguments, **options)
+
+    monkeypatch.setattr(Binding, "update", watched)
+    compiled = run(True)
+    assert compiled.step == 3
+    assert traced == [False] * 3
+    assert_same(bits(compiled.teacher), bits(plain.teacher))
+
+
+def test_accelerates_optimizer_is_followed_through_accumulation_and_mixed_precision() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    state = accelerate.state.AcceleratorState
+    state._reset_state(reset_partial_state=True)  # one for the process, which transformers may have made
+    accelerator = accelerate.Accelerator(gradient_accumulation_steps=2, cpu=True, mixed_precision="bf16")
+    plain = network()
+    student, optimizer = accelerator.prepare(plain, torch.optim.AdamW(plain.parameters(), lr=0.1))
+    smoother = smoother_of(student)
+    smoother.attach(optimizer)
+    shadow = network()
+    beside, counts = smoother_of(shadow), []
+    for number in range(6):
+        with accelerator.accumulate(student):
+            batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))
+            accelerator.backward(student(batch).float().square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            shadow.load_state_dict(plain.state_dict())
+            beside.update()
+        counts.append(smoother.step)
+    state._reset_state(reset_partial_state=True)
+    assert counts == [0, 1, 1, 2, 2, 3]
+    assert_same(bits(smoother.teacher), bits(beside.teacher))

@@ -6,9 +6,10 @@ import re
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sts_core import (
+    Buffers,
     ConfigError,
     PairingError,
     Smoother,
@@ -177,8 +178,49 @@ def test_a_student_cast_after_construction_is_followed_and_a_teacher_refused(stu
     smoother.update()
     assert torch.equal(teacher.conv.weight, student.conv.weight.float())
     teacher.bfloat16()
-    with pytest.raises(PairingError, match=r"the teacher must stay float32"):
+    with pytest.raises(PairingError, match=r"the teacher must be float32"):
         smoother.update()
+
+
+@pytest.mark.parametrize("policy", ["copy", "smooth"])
+@pytest.mark.parametrize("in_a_bank", [False, True])
+def test_buffers_that_are_other_tensors_than_before_are_followed(
+    student: nn.Module, policy: Buffers, in_a_bank: bool
+) -> None:
+    config = no_smoothing(buffers=policy)
+    bank = TeacherBank(student=student, configs={"it": config}, seed=0)
+    smoother = build(student, make_teacher(student), config=config)
+
+    def followed() -> Tensor:
+        (bank if in_a_bank else smoother).update()
+        teacher = bank.teachers["it"] if in_a_bank else smoother.teacher
+        return teacher.norm.running_mean  # type: ignore[no-any-return]
+
+    student.double()  # `.to()` keeps parameters and makes new buffers
+    student.norm.running_mean.fill_(3)
+    assert torch.equal(followed(), torch.full((10,), 3.0))
+    student.norm.running_mean = torch.full((10,), 5.0)
+    assert torch.equal(followed(), torch.full((10,), 5.0))
+    student.norm.running_mean = torch.zeros(9)
+    with pytest.raises(PairingError, match=r"'norm.running_mean' is \(9,\) in the student and \(10,\) in the teacher"):
+        followed()
+
+
+def test_a_lazy_student_without_weights_is_told_to_run_first() -> None:
+    student = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(PairingError, match="a lazy module has no weights to copy yet: run a batch through the student"):
+        make_teacher(student)
+    student(torch.ones(2, 4))
+    build(student, make_teacher(student)).update()
+
+
+def test_a_teacher_made_in_inference_mode_can_be_updated_outside(student: nn.Module) -> None:
+    with torch.inference_mode():
+        teacher = make_teacher(student)
+    smoother = build(student, teacher, config=temporal_moving_average(0.5))
+    smoother.update()
+    assert smoother.step == 1
+    assert not teacher.conv.weight.is_inference()
 
 
 def test_the_state_of_another_config_is_refused_and_the_difference_named(student: nn.Module) -> None:

@@ -65,6 +65,7 @@ def test_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_lock_is_exclusive_and_ends_with_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "folder" / ".lock"
     with Process([sys.executable, "-c", HOLD, path], stdout=PIPE, text=True) as holder:

@@ -107,6 +107,7 @@ def test_a_tensors_draws_do_not_depend_on_what_is_drawn_beside_it(p: float, monk
         assert torch.equal(pieces, alone[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.5, 0.7])
 def test_ties_are_broken_by_the_second_draw(p: float) -> None:
     size = 60_000  # about one pair in 20,000 ties

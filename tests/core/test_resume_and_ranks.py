@@ -2,7 +2,9 @@
 
 import copy
 import json
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +101,7 @@ def _trained_teacher(rank: int, granularity: str) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in teacher.parameters()]
 
 
+@pytest.mark.slow
 def test_all_ranks_hold_bit_identical_teachers(tmp_path: Path) -> None:
     # Daemons, or Python would wait for them at its exit when pytest's limit has ended the test.
     mp.start_processes(_rank, args=(str(tmp_path),), nprocs=2, start_method="spawn", daemon=True)
@@ -117,6 +120,7 @@ def test_gradient_accumulation_makes_one_update_per_optimizer_step(student: nn.M
     assert smoother.step == 2
 
 
+@pytest.mark.slow
 def test_wrappers_are_seen_through(student: nn.Module) -> None:
     teacher = make_teacher(torch.compile(student))
     assert not hasattr(teacher, "_orig_mod")
@@ -203,3 +207,25 @@ def test_a_bank_resumes_bit_for_bit(student: nn.Module) -> None:
     assert resumed.step == 3
     for name in BANK:
         assert_same(bits(whole.teachers[name]), bits(resumed.teachers[name]))
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])  # noqa: S301 - our own
+@pytest.mark.parametrize("kind", ["smoother", "bank"])
+def test_a_copy_goes_on_by_itself_with_the_same_draws(clone: Any, kind: str) -> None:
+    config = spatial_temporal_smoothing(0.9, 0.7, granularity="neuron")
+    student = Net()
+    follower: Any = TeacherBank(student=student, configs={"it": config}, seed=5)
+    if kind == "smoother":
+        follower = Smoother(student=student, teacher=make_teacher(student), config=config, seed=5)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    follower.attach(optimizer)
+    copied = clone(follower)
+    for step in range(2):
+        train_step(student, step)
+        train_step(copied.student, step)
+        optimizer.step()
+        copied.update()  # the optimizer is the original's alone
+    teachers = [one.teacher if kind == "smoother" else one.teachers["it"] for one in (follower, copied)]
+    assert follower.step == copied.step == 2
+    assert_same(*map(bits, teachers))
+    assert teachers[0].head.weight.data_ptr() != teachers[1].head.weight.data_ptr()

@@ -138,3 +138,25 @@ def test_it_works_under_distributed_data_parallel(tmp_path: Path) -> None:
         assert torch.equal(ddp(BATCH), own)
     finally:
         distributed.destroy_process_group()
+
+
+def test_in_inference_mode_too_and_training_goes_on() -> None:
+    smoother = pair_of_networks()
+    student = smoother.student
+    before = bits(student)
+    with torch.inference_mode(), smoother.swapped():
+        assert torch.equal(student(BATCH), smoother.teacher(BATCH))
+    assert_same(bits(student), before)
+    student(BATCH).sum().backward()
+    with torch.inference_mode():
+        smoother.update()
+    assert smoother.step == 1
+
+
+def test_a_backward_pass_across_it_is_refused_by_autograd() -> None:
+    smoother = pair_of_networks()
+    loss = smoother.student(BATCH).square().sum()
+    with smoother.swapped():
+        pass
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -70,6 +70,7 @@ def test_a_scheduled_momentum_takes_the_place_of_the_configs() -> None:
     assert next_noise_variance(0.3, 2.0, config, momentum=0.2) == next_noise_variance(0.3, 2.0, asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["neuron", "channel", "layer", "module"])
 def test_the_kernels_draws_have_the_predicted_mean_and_variance(granularity: str) -> None:
     """4,000 units that follow one student: their scatter is the noise, around the moving average of a control."""

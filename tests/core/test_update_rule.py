@@ -19,6 +19,7 @@ def smoother(student: nn.Module, teacher: nn.Module, backend: str, **config: obj
     return Smoother(student=student, teacher=teacher, config=SmoothingConfig(**config), seed=12, backend=backend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize(("m", "p"), [(0.99, 0.7), (0.3, 0.5), (0.0, 0.9), (0.9, 0.97), (0.0, 0.99)])

@@ -70,7 +70,17 @@ def test_folders_of_sts_and_of_transformers_are_opened_with_their_steps(tmp_path
         theirs.mkdir()
         safetensors.save_file(student.state_dict(), theirs / "model.safetensors")
         safetensors.save_file(teacher.state_dict(), theirs / "teacher.safetensors")
-    for name in ("step", "checkpoint"):
+        diffusion = tmp_path / "diffusers" / f"checkpoint-{steps}"
+        for name, network in {"unet": student, "unet_ema": teacher}.items():
+            (diffusion / name).mkdir(parents=True)
+            safetensors.save_file(network.state_dict(), diffusion / name / "diffusion_pytorch_model.safetensors")
+        bank = tmp_path / "bank" / f"checkpoint-{steps}"
+        bank.mkdir(parents=True)
+        parts = list(student.state_dict().items())
+        for number, part in enumerate((parts[:3], parts[3:]), start=1):
+            safetensors.save_file(dict(part), bank / f"model-{number:05}-of-00002.safetensors")
+        torch.save({"teachers": {"tma": teacher.state_dict()}, "step": steps}, bank / "bank.pt")
+    for name in ("step", "checkpoint", "diffusers/checkpoint", "bank/checkpoint"):
         findings = examine(tmp_path / f"{name}-5", tmp_path / f"{name}-25")
         assert not [finding.text for finding in findings if finding.wrong]
         assert "over 20 steps like a moving average with m = 0.9 " in findings[-1].text
@@ -151,6 +161,7 @@ def test_a_file_with_code_in_it_is_not_opened(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "it-ran").exists()
 
 
+@pytest.mark.slow
 def test_the_command_prints_findings_and_says_by_its_exit_code_what_they_are(tmp_path: Path) -> None:
     torch.save(layouts(*trained(3))["timm"], tmp_path / "sound.pt")
     student, _ = trained(3)

@@ -1,5 +1,6 @@
 """The callback in real Lightning trainers: the teacher is the one that a loop of one's own would have kept."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from sts_core import (
     ConfigError,
     Smoother,
     StateError,
+    averages_and_fragments,
     make_teacher,
     spatial_temporal_smoothing,
     temporal_moving_average,
 )
 
 lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
-from sts_core.integrations.lightning import TeacherCallback  # noqa: E402
+from sts_core.integrations.lightning import BankCallback, TeacherCallback  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 CONFIG = spatial_temporal_smoothing(0.9, 0.5, granularity="channel")
@@ -149,6 +151,34 @@ def test_several_teachers_of_one_run_are_those_of_single_ones(tmp_path: Path) ->
     trainer(tmp_path / "more", resumed, max_epochs=2).fit(Module(), loader(), ckpt_path=path)
     for name in configs:
         assert_same(resumed.teachers[name], bank.teachers[name])
+
+
+def value(module: Any) -> dict[str, float]:
+    assert not module.training
+    return {"value": float(module.net(torch.ones(2, 4)).square().mean())}
+
+
+def test_a_bank_measures_its_teachers_after_every_epoch_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
+    def fit(folder: str, epochs: int, path: Path | None = None) -> BankCallback:
+        bank = BankCallback(value, averages_and_fragments(0.9), seed=3, path=tmp_path / folder / "averages.jsonl")
+        trainer(tmp_path / folder, bank, max_epochs=epochs).fit(Module(), loader(), loader(), ckpt_path=path)
+        return bank
+
+    straight = fit("straight", 3)
+    fit("cut", 1)
+    resumed = fit("cut", 3, tmp_path / "cut" / "step=8.ckpt")
+    records = [(tmp_path / name / "averages.jsonl").read_text() for name in ("straight", "cut")]
+    assert records[0] == records[1]
+    head, *lines = map(json.loads, records[0].splitlines())
+    assert [line["step"] for line in lines] == [8] * 9 + [16] * 9 + [24] * 9
+    assert {line["teacher"] for line in lines} == {None, *head["configs"]}
+    teachers = {name: value(teacher.eval())["value"] for name, teacher in straight.teachers.items()}
+    assert {line["teacher"]: line["values"]["value"] for line in lines[-8:]} == teachers
+    assert len(set(teachers.values())) == 8
+    for name, teacher in straight.teachers.items():
+        assert_same(teacher, resumed.teachers[name])
+    with pytest.raises(ConfigError, match="use TeacherCallback for one"):
+        BankCallback(value, {"teacher": CONFIG})
 
 
 def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:

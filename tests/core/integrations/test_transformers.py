@@ -1,5 +1,6 @@
 """The teacher of a model that a real transformers Trainer trains."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from sts_core import StateError, spatial_temporal_smoothing
+from sts_core import StateError, averages_and_fragments, spatial_temporal_smoothing
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed, which Trainer needs")
-from sts_core.integrations.transformers import add_teacher  # noqa: E402
+from sts_core.integrations.transformers import add_bank, add_teacher  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 CONFIG = spatial_temporal_smoothing(0.9, 0.5, granularity="neuron")
@@ -82,3 +83,32 @@ def test_a_checkpoint_without_a_teacher_is_refused(tmp_path: Path) -> None:
     add_teacher(run, CONFIG, seed=3)
     with pytest.raises(StateError, match=r"needs its teacher, but .*checkpoint-4 has no teacher.json"):
         run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_a_bank_is_measured_by_the_trainers_own_evaluation_and_resumes(tmp_path: Path) -> None:
+    def train(folder: str, resume: str | None = None) -> Any:
+        run = trainer(tmp_path / folder, eval_strategy="steps", eval_steps=3)
+        callback = add_bank(run, averages_and_fragments(0.9), seed=3)
+        run.train(resume_from_checkpoint=resume)
+        return run, callback
+
+    run, straight = train("run")
+    written = (tmp_path / "run" / "averages.jsonl").read_text()
+    _, *lines = map(json.loads, written.splitlines())
+    assert [line["step"] for line in lines] == [3] * 9 + [6] * 9
+    assert {name for line in lines for name in line["values"]} == {"loss"}
+    own = [entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry]
+    assert [line["values"]["loss"] for line in lines if line["teacher"] is None] == own
+    inputs = torch.stack([example["x"] for example in examples()])
+    labels = torch.tensor([example["labels"] for example in examples()])
+    for line in lines[-8:]:
+        expected = straight.bank.teachers[line["teacher"]](inputs, labels)["loss"]
+        torch.testing.assert_close(torch.tensor(line["values"]["loss"]), expected)
+    again, resumed = train("run", str(tmp_path / "run" / "checkpoint-4"))
+    assert torch.equal(weights(again.model), weights(run.model))
+    assert (tmp_path / "run" / "averages.jsonl").read_text() == written
+    for name in straight.bank.configs:
+        assert torch.equal(weights(resumed.bank.teachers[name]), weights(straight.bank.teachers[name]))
+    (tmp_path / "run" / "checkpoint-4" / "bank.pt").unlink()
+    with pytest.raises(StateError, match=r"needs its teachers, but .*bank.pt does not exist"):
+        train("run", str(tmp_path / "run" / "checkpoint-4"))

@@ -1,6 +1,7 @@
 """The native kernel equals the reference: bits of masks, one rounding of values, for any shape, type and layout."""
 
 import copy
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from sts_core import SmoothingConfig
 from sts_core.errors import ConfigError
-from sts_core.kernels import native
+from sts_core.kernels import compilation, native
 from sts_core.kernels.choice import bind
 from sts_core.kernels.interface import Kernel, Pair, Rule
 from sts_core.kernels.reference import ReferenceKernel
@@ -56,6 +57,7 @@ def assert_same_update(kernels: list[Kernel], mine: list[Pair], rules: list[Rule
             torch.testing.assert_close(x, y, rtol=1.2e-7, atol=5e-7)  # one rounding of numbers of this size
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     shapes=st.lists(st.sampled_from(SHAPES), min_size=1, max_size=6),
@@ -111,24 +113,41 @@ def test_one_thread_and_two_give_the_same_bits(granularity: str, p: float, layou
         assert torch.equal(a.teachers[0], b.teachers[0])
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_portable_build_without_vector_instructions_gives_the_same_bits(
-    layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fast = pairs_of([(300, 257), (70, 33, 3, 3)], torch.float32, layout)
-    plain = twin(fast)
-    rule = Rule(0.99, 0.7, "neuron", 1, 2)
-    for kernel in bind(fast, "native"):
-        kernel.update([rule])
-    monkeypatch.setattr(native, "_flags", lambda: ["-O2", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off"])
-    native.library.cache_clear()
-    try:
-        for kernel in bind(plain, "native"):
-            kernel.update([rule])
-    finally:
+@pytest.fixture
+def instruct(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Has the kernel loaded anew, in an instruction set."""
+
+    def chosen(name: str) -> None:
+        monkeypatch.setattr(native, "_instruction_set", lambda: name)
         native.library.cache_clear()
-    for a, b in zip(fast, plain, strict=True):
-        assert torch.equal(a.teachers[0], b.teachers[0])
+
+    yield chosen
+    native.library.cache_clear()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("granularity", "p"), [("channel", 0.7), ("neuron", 0.02), ("neuron", 0.7), ("neuron", 0.99)])
+@pytest.mark.parametrize("m", [0.0, 0.3, 0.99])
+def test_every_instruction_set_gives_the_same_bits(
+    granularity: str, p: float, m: float, dtype: torch.dtype, layout: str, instruct: Callable[[str], None]
+) -> None:
+    beginning = pairs_of([(300, 257), (70, 33, 3, 3), (5,)], dtype, layout)
+    ends = []
+    for name in compilation.instruction_sets()[: 1 if native._instruction_set() == "baseline" else None]:
+        instruct(name)
+        pairs = twin(beginning)
+        for kernel in bind(pairs, "native"):
+            kernel.update([Rule(m, p, granularity, 1, 2)])
+        ends.append([pair.teachers[0] for pair in pairs])
+    for other in ends[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(ends[0], other, strict=True))
+
+
+def test_the_processor_and_torch_choose_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, expected in {"DEFAULT": "baseline", "AVX2": "avx2", "AVX512": "avx2", "SVE256": "baseline"}.items():
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        assert native._instruction_set() == expected
 
 
 def no_compiler() -> str:
@@ -139,7 +158,7 @@ def test_without_a_compiler_the_reference_serves_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "_compiler", no_compiler)
+    monkeypatch.setattr(compilation, "_compiler", no_compiler)
     native.library.cache_clear()
     native._notice_once.cache_clear()
     try:
@@ -168,6 +187,7 @@ def test_the_environment_can_choose_the_backend(monkeypatch: pytest.MonkeyPatch)
     assert [type(kernel) for kernel in kernels] == [ReferenceKernel]
 
 
+@pytest.mark.slow
 def test_temporaries_stay_below_64_megabytes() -> None:
     pairs = pairs_of([(3000, 5000)], torch.float32, "contiguous")
     for granularity in ("layer", "channel", "neuron"):

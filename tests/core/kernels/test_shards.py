@@ -28,6 +28,7 @@ def updated(student: Tensor, teacher: Tensor, shard: Shard | None, rule: Rule, b
     return pair.teachers[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(
     shape=st.sampled_from(SHAPES),

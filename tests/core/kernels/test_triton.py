@@ -26,6 +26,7 @@ def run_checks(**environment: str) -> processes.Finished:
     return processes.run(command, env=os.environ | environment)
 
 
+@pytest.mark.slow
 def test_the_kernels_pass_all_checks_in_tritons_interpreter() -> None:
     done = run_checks(TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -80,6 +81,7 @@ class _CompiledKernel:
         return launch
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter replaces the compiler")
 @pytest.mark.parametrize(
     ("capability", "student_type", "momentum"),

@@ -59,6 +59,12 @@ def test_a_sharded_teacher_cannot_share_a_part_of_its_student(mesh: DeviceMesh) 
         make_teacher(fully_shard(network(), mesh=mesh), names="0.*")
 
 
+def test_a_sharded_teacher_stays_where_its_student_is(mesh: DeviceMesh) -> None:
+    for student in (fully_shard(network(), mesh=mesh), cut_by(Shard(0))(network(), mesh)):
+        with pytest.raises(PairingError, match="must stay where its student is, got device cpu: leave it out"):
+            make_teacher(student, device="cpu")
+
+
 def test_a_student_that_was_cut_before_fsdp_is_not_copied(mesh: DeviceMesh) -> None:
     grid = DeviceMesh("cpu", [[0]], mesh_dim_names=("data", "tensor"))
     student = fully_shard(cut_by(Shard(1))(network(), grid["tensor"]), mesh=grid["data"])

@@ -1,8 +1,9 @@
 """TMA, SE and STS teacher updates for any student-teacher loop. See README.md."""
 
-from sts_core import distributed, fields, files
+from sts_core import distributed, doctor, fields, files, weights
 from sts_core.attachment import Attachment
 from sts_core.averages.posthoc import Snapshot, Synthesis, synthesize
+from sts_core.averages.record import BankRecord, averages_and_fragments
 from sts_core.bank import TeacherBank
 from sts_core.binding import Applied
 from sts_core.config import (
@@ -43,11 +44,11 @@ from sts_core.smoother import Smoother
 __version__ = "0.1.0"
 
 __all__ = [
-    "Applied", "Attachment", "Buffers", "CheckpointError", "ConfigError", "Granularity", "Network", "PairingError",
-    "Precision", "RankMismatchError", "Smoother", "SmoothingConfig", "Snapshot", "StateError", "StsError",
-    "SwapError", "Synthesis", "TeacherBank", "constant_momentum", "cosine_momentum", "distributed",
-    "effective_momentum", "fields", "files", "fragment_age", "half_life_momentum", "interval_momentum",
-    "make_teacher", "next_noise_variance", "no_smoothing", "noise_std", "output_drift", "parameter_drift",
-    "power_momentum", "spatial_ensemble", "spatial_temporal_smoothing", "synthesize", "temporal_moving_average",
-    "warmup_momentum",
+    "Applied", "Attachment", "BankRecord", "Buffers", "CheckpointError", "ConfigError", "Granularity", "Network",
+    "PairingError", "Precision", "RankMismatchError", "Smoother", "SmoothingConfig", "Snapshot", "StateError",
+    "StsError", "SwapError", "Synthesis", "TeacherBank", "averages_and_fragments", "constant_momentum",
+    "cosine_momentum", "distributed", "doctor", "effective_momentum", "fields", "files", "fragment_age",
+    "half_life_momentum", "interval_momentum", "make_teacher", "next_noise_variance", "no_smoothing", "noise_std",
+    "output_drift", "parameter_drift", "power_momentum", "spatial_ensemble", "spatial_temporal_smoothing", "synthesize",
+    "temporal_moving_average", "warmup_momentum", "weights",
 ]  # fmt: skip

@@ -1,7 +1,9 @@
 """Updates that follow an optimizer: once after every step that it really makes."""
 
 from collections.abc import Callable, Sequence
+from typing import ParamSpec
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -9,6 +11,8 @@ from torch.utils.hooks import RemovableHandle
 from sts_core.errors import ConfigError, PairingError
 from sts_core.pairing import unwrap
 from sts_core.swap import check_not_swapped
+
+P = ParamSpec("P")
 
 
 class Attachment:
@@ -38,7 +42,12 @@ class Attachment:
         # A GradScaler leaves it to a fused optimizer to skip a step whose gradients overflowed, and says so here.
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is None or not bool(found_inf):
-            self._update()
+            eagerly(self._update)()
+
+
+def eagerly(update: Callable[P, None]) -> Callable[P, None]:
+    """The update, not traced where a whole step is compiled: it is other Python at every step."""
+    return torch.compiler.disable(update) if torch.compiler.is_compiling() else update  # type: ignore[no-untyped-call]
 
 
 def _unwrap_optimizer(optimizer: object) -> Optimizer:

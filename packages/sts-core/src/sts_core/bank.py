@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sts_core.attachment import Attachment
+from sts_core.attachment import Attachment, eagerly
 from sts_core.binding import (
     STATE_VERSION,
     Applied,
@@ -42,7 +42,8 @@ class TeacherBank(Attachable):
     `seed`, would keep. `backend`, `names`, `exclude` and `trainable_only` are those of `Smoother`. With `spread` the
     teachers are shared out among the W ranks of the process group: rank r holds the r-th, the (r + W)-th and so on,
     which takes 1/W of the memory and no communication; `state_dict()` and `fetch()`, which all ranks call, bring them
-    to rank 0.
+    to rank 0. On `device` "cpu" they are in the host's memory, where one copy of the student serves all of them, and
+    `deferred` is that of `Smoother`.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class TeacherBank(Attachable):
         exclude: str | Sequence[str] = (),
         trainable_only: bool = False,
         spread: bool = False,
+        device: torch.device | str | None = None,
+        deferred: bool = False,
     ) -> None:
         if not configs:
             raise ConfigError("a TeacherBank needs at least one config, got none: pass configs={'tma': ...}")
@@ -70,27 +73,50 @@ class TeacherBank(Attachable):
         """Whether other ranks hold teachers that this one does not."""
         self._selection = chosen = Selection(names, exclude, trainable_only)
         held = [name for name in self.configs if not self.is_spread or self._owner(name) == rank()]
-        self._teachers = {name: make_teacher(student, **chosen._asdict()) for name in held}
-        pairs = {name: pair(student, self._teachers[name], self.configs[name].buffers, chosen) for name in held}
-        self._copied = [named for name in pairs for named in pairs[name].copied]
+        self._teachers = {name: make_teacher(student, **chosen._asdict(), device=device) for name in held}
         self._buffers_are_old = False
-        self._watches = [Watch("student", student), *(Watch("teacher", t) for t in self._teachers.values())]
+        self._backend, self._deferred = backend, deferred
+        self._start()
+
+    def _start(self) -> None:
+        self._bind()
+        for held_here, binding in self._bindings if self._deferred else ():
+            for name in held_here:
+                self._defer(self._teachers[name], binding)
+
+    def _bind(self) -> None:
+        pairs = {n: pair(self.student, t, self.configs[n].buffers, self._selection) for n, t in self._teachers.items()}
+        self._copied = [named for name in pairs for named in pairs[name].copied]
+        self._watches = [Watch("student", self.student), *(Watch("teacher", t) for t in self._teachers.values())]
         # Teachers that smooth the same tensors (buffers may or may not be among them) share one pass.
         groups: dict[bool, list[str]] = {}
-        for name in held:
+        for name in self._teachers:
             groups.setdefault(self.configs[name].buffers == "smooth", []).append(name)
         self._bindings = [
-            (names, Binding([pairs[name].smoothed for name in names], backend)) for names in groups.values()
+            (names, Binding([pairs[name].smoothed for name in names], self._backend, deferred=self._deferred))
+            for names in groups.values()
         ]
 
     @property
     def teachers(self) -> dict[str, nn.Module]:
         """The teachers held here. Buffers that are the student's are copied when this is read, not at every update."""
+        self.settle()
         if self._buffers_are_old:
+            self._follow_buffers()
             with torch.no_grad():
                 copy_buffers(self._copied)
             self._buffers_are_old = False
         return self._teachers
+
+    def settle(self) -> None:
+        """Finish the last update, if updates are deferred and it is still under way; see `Smoother.settle`."""
+        for _, binding in self._bindings:
+            binding.settle()
+
+    def _follow_buffers(self) -> None:
+        if any(watch.has_other_buffers() for watch in self._watches):
+            self.settle()
+            self._bind()
 
     def update(self, momentum: Mapping[str, float] | None = None, *, skip: Tensor | None = None) -> None:
         """Move every teacher one step; call it once after every optimizer step. `skip` as in `Smoother.update`.
@@ -98,7 +124,7 @@ class TeacherBank(Attachable):
         `momentum` overrides the configs' m of the teachers that it names.
         """
         self._check_detached("update() must not be called")
-        self._update(momentum or {}, skip)
+        eagerly(self._update)(momentum or {}, skip)
 
     def take_back(self) -> None:
         """The last update was skipped: it does not count, and the next one has its draws."""
@@ -127,6 +153,7 @@ class TeacherBank(Attachable):
         self._check_known(momentum)
         for watch in self._watches:
             watch.check()
+        self._follow_buffers()
         self._applied_before = self.applied
         for names, binding in self._bindings:
             rules = [make_rule(self.configs[name], self.step, self.seed, momentum.get(name), None) for name in names]

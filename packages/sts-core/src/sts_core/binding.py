@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,10 @@ from sts_core.config import SmoothingConfig, check_probability
 from sts_core.errors import ConfigError, PairingError, StateError
 from sts_core.kernels import choice
 from sts_core.kernels.interface import Backend, Kernel, Pair, Rule
-from sts_core.pairing import WIDE, NamedPair, addresses
-from sts_core.sharded.blocks import local, shard_of
+from sts_core.kernels.offload import OffloadKernel, travels
+from sts_core.kernels.reference import ReferenceKernel
+from sts_core.pairing import WIDE, NamedPair, addresses, numbers
+from sts_core.sharded.blocks import Shard, local, shard_of
 
 STATE_VERSION = 1
 
@@ -31,10 +34,17 @@ class Applied:
 class Binding:
     """Teachers with one set of smoothed names, bound to kernels; binds anew when a tensor's memory moved."""
 
-    def __init__(self, pairs: list[list[NamedPair]], backend: Backend, dtypes: Sequence[torch.dtype] = WIDE) -> None:
-        self._backend, self._dtypes = backend, dtypes
+    def __init__(
+        self,
+        pairs: list[list[NamedPair]],
+        backend: Backend,
+        dtypes: Sequence[torch.dtype] = WIDE,
+        *,
+        deferred: bool = False,
+    ) -> None:
+        self._backend, self._dtypes, self._deferred = backend, dtypes, deferred
         self._pairs = [
-            Pair(rows[0].name, rows[0].student, tuple(r.teacher for r in rows), shard_of(rows[0].name, rows[0].student))
+            Pair(rows[0].name, rows[0].student, tuple(r.teacher for r in rows), _shard(rows[0]))
             for rows in zip(*pairs, strict=True)
         ]
         self._tensors = [tensor for p in self._pairs for tensor in (p.student, *p.teachers)]
@@ -46,12 +56,16 @@ class Binding:
         for name, student, teachers, _ in self._pairs:
             for teacher in teachers:
                 _check_bindable(name, student, teacher, self._dtypes)
-        data = [
-            Pair(p.name, local(p.student).detach(), tuple(local(t).detach() for t in p.teachers), p.shard)
+        data = self._data()
+        self._kernels: list[Kernel] = choice.bind(data, self._backend, deferred=self._deferred)
+        self._written = [teacher for p in data for teacher in p.teachers]
+
+    def _data(self) -> list[Pair]:
+        """This rank's parts as they lie in memory now."""
+        return [
+            Pair(p.name, numbers(local(p.student)), tuple(numbers(local(t)) for t in p.teachers), p.shard)
             for p in self._pairs
         ]
-        self._kernels: list[Kernel] = choice.bind(data, self._backend)
-        self._written = [teacher for p in data for teacher in p.teachers]
 
     def _present_addresses(self) -> list[int]:
         return addresses(list(map(local, self._tensors)) if self._is_sharded else self._tensors)
@@ -59,11 +73,34 @@ class Binding:
     def update(self, rules: list[Rule], skip: Tensor | None = None) -> list[Applied]:
         """Move every teacher by its rule, unless `skip` holds 1, and say what was applied."""
         if self._present_addresses() != self._addresses:
+            self.settle()
             self._bind()
         choice.update(self._kernels, rules, skip)
         # Kernels write through raw pointers: tell autograd, which guards tensors saved for a backward pass.
         torch.autograd.graph.increment_version(self._written)
         return [Applied(rule.momentum, rule.preserve_probability, rule.step + 1) for rule in rules]
+
+    def check_deferred(self) -> None:
+        """Raise unless the teachers, whose updates shall be deferred, are in the host's memory."""
+        places = {teacher.device.type for teacher in self._written} - {"cpu"}
+        if places:
+            raise ConfigError(
+                f"deferred updates are for a teacher in the host's memory, this one is on {', '.join(sorted(places))}: "
+                f"make it by make_teacher(student, device='cpu'), or leave deferred out"
+            )
+
+    def settle(self) -> None:
+        """Finish an update that was deferred."""
+        moved = self._deferred and self._present_addresses() != self._addresses
+        now = {pair.name: pair for pair in self._data()} if moved else None
+        for kernel in self._kernels:
+            if isinstance(kernel, OffloadKernel):
+                kernel.finish(now)
+
+
+def _shard(pair: NamedPair) -> Shard | None:
+    shard = shard_of(pair.name, pair.student)
+    return Shard((*shard.shape, 2), (*shard.offset, 0)) if shard and pair.student.is_complex() else shard
 
 
 def _check_bindable(name: str, student: Tensor, teacher: Tensor, dtypes: Sequence[torch.dtype]) -> None:
@@ -93,7 +130,29 @@ def check_seed(seed: object) -> int:
     return seed
 
 
-def copy_buffers(pairs: list[NamedPair]) -> None:
+class Buffers:
+    """Buffers that are the student's: copied on its device, or brought from there as weights are."""
+
+    def __init__(self, pairs: Sequence[NamedPair], *, deferred: bool = False) -> None:
+        away = [pair for p in pairs if travels(pair := Pair(p.name, p.student, (p.teacher,)))]
+        self._away = OffloadKernel(away, lambda arriving: [ReferenceKernel(arriving)], deferred=deferred)
+        names = {pair.name for pair in away}
+        self._here = [p for p in pairs if p.name not in names]
+
+    def copy(self) -> None:
+        """Copy all that are here, and send the others on their way."""
+        copy_buffers(self._here)
+        self._away.update([_COPY])
+
+    def settle(self) -> None:
+        """Finish a copy that was deferred."""
+        self._away.finish()
+
+
+_COPY = Rule(momentum=0.0, preserve_probability=0.0, granularity="layer", step=0, seed=0)
+
+
+def copy_buffers(pairs: Sequence[NamedPair]) -> None:
     alike: dict[torch.dtype, list[NamedPair]] = {}  # of one type each, else torch copies tensor by tensor
     for p in pairs:
         if p.student.dtype == p.teacher.dtype and p.student.device == p.teacher.device:
@@ -126,11 +185,56 @@ def check_state(state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         )
 
 
+class _BeforeReading:
+    """A hook of a teacher whose updates are deferred: it is up to date when it is called, saved or loaded.
+
+    A copy of the teacher, or one from a file, has nothing to wait for.
+    """
+
+    def __init__(self, settle: WeakMethod[Callable[[], None]] | None = None) -> None:
+        self._settle = settle
+
+    def __call__(self, *_: object) -> None:
+        settle = self._settle and self._settle()
+        if settle is not None:
+            settle()
+
+    def __reduce__(self) -> tuple[type["_BeforeReading"], tuple[()]]:
+        return _BeforeReading, ()
+
+
+_BOUND = ("_attachment", "_binding", "_bindings", "_buffers", "_copied", "_watches")
+
+
 class Attachable:
-    """What a Smoother and a TeacherBank have in common: they can follow an optimizer."""
+    """What a Smoother and a TeacherBank have in common: they can follow an optimizer, and defer their updates."""
 
     student: nn.Module
     _attachment: Attachment | None = None
+
+    def _start(self) -> None:
+        """Bind to memory as it lies now."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what refers to memory and optimizers, which copies and pickles make anew or attach anew."""
+        self.settle()
+        return {name: value for name, value in vars(self).items() if name not in _BOUND}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start()
+
+    def settle(self) -> None:
+        """Finish the last update, if updates are deferred and it is still under way."""
+        raise NotImplementedError
+
+    def _defer(self, teacher: nn.Module, binding: Binding) -> None:
+        binding.check_deferred()
+        hook = _BeforeReading(WeakMethod(self.settle))
+        teacher.register_forward_pre_hook(hook)
+        teacher.register_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
+        teacher.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
 
     def _attach(self, optimizers: tuple[object, ...], update: Callable[[], None]) -> Attachment:
         self._check_detached("attach() must not be called again")

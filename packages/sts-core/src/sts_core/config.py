@@ -9,9 +9,13 @@ from sts_core.errors import ConfigError
 from sts_core.fields import free
 
 Granularity = Literal["layer", "module", "channel", "neuron"]
+"""What one draw decides for: a tensor, the tensors of a module, an index of dimension 0, or a single weight."""
 Buffers = Literal["copy", "smooth", "keep"]
+"""What becomes of the teacher's buffers: the student's, smoothed like parameters, or left to the teacher."""
 Network = Literal["teacher", "student"]
+"""Which of the two networks is meant."""
 Precision = Literal["float32", "bfloat16", "float16"]
+"""What a training computes in."""
 
 
 def check_probability(name: str, value: object) -> float:

@@ -10,7 +10,7 @@ from sts_core.config import SmoothingConfig
 from sts_core.errors import ConfigError, PairingError
 from sts_core.kernels.interface import Rule
 from sts_core.kernels.reference import drawn_channels, drawn_units
-from sts_core.pairing import pair, unwrap
+from sts_core.pairing import numbers, pair, unwrap
 from sts_core.sharded.blocks import reshard, whole
 
 
@@ -19,8 +19,8 @@ def parameter_drift(a: nn.Module, b: nn.Module) -> float:
     """Mean squared difference over all weights of two networks: (1/n)·Σᵢ(aᵢ − bᵢ)²."""
     total, count = 0.0, 0
     for _, left, right in pair(a, b, "keep").smoothed:
-        total += float(whole((left.detach().double() - right.detach().double().to(left.device)).square().sum()))
-        count += left.numel()
+        total += float(whole((numbers(left).double() - numbers(right).double().to(left.device)).square().sum()))
+        count += numbers(left).numel()
     return total / count if count else 0.0
 
 
@@ -62,7 +62,7 @@ def fragment_age(
         raise ConfigError(f"step and horizon must not be negative, got {step} and {horizon}: count updates from 0")
     span = step if horizon is None else min(step, horizon)
     reshard(teacher)
-    tensors = list(unwrap(teacher).named_parameters())
+    tensors = [(name, numbers(tensor)) for name, tensor in unwrap(teacher).named_parameters()]
     ages = {name: torch.full(_unit_shape(tensor, config), span, dtype=torch.int64) for name, tensor in tensors}
     for age in range(span - 1, -1, -1):
         rule = Rule(0.0, config.preserve_probability, config.granularity, step - 1 - age, seed)
@@ -77,7 +77,7 @@ def _unit_shape(tensor: Tensor, config: SmoothingConfig) -> Sequence[int]:
     return tensor.shape[:1] if config.granularity == "channel" else ()
 
 
-def _updated_units(tensors: list[tuple[str, nn.Parameter]], rule: Rule) -> list[tuple[str, Tensor]]:
+def _updated_units(tensors: list[tuple[str, Tensor]], rule: Rule) -> list[tuple[str, Tensor]]:
     """A bool tensor for each parameter: which of its units this update moves."""
     p = rule.preserve_probability
     if p in (0.0, 1.0):

@@ -11,7 +11,7 @@
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, field, fields, is_dataclass
 from typing import Any
 
 __all__ = [
@@ -91,13 +91,18 @@ def incidental_names(config: Any, prefix: str = "") -> Iterator[str]:
 def with_present_names(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """`values`, saved from an earlier version of this config, under the present names and with all of its fields."""
     names = former_names(config)
-    present = {setting.name: setting.default for setting in fields(config) if setting.metadata.get(_ADDED)}
+    present = {setting.name: _as_saved(setting.default) for setting in fields(config) if setting.metadata.get(_ADDED)}
     present |= {names.get(name, name): value for name, value in values.items()}
     for name, value in present.items():
         section = getattr(config, name, None)
         if is_dataclass(section) and isinstance(value, Mapping):
             present[name] = with_present_names(section, value)
     return present
+
+
+def _as_saved(default: Any) -> Any:
+    """A default as it would stand in a file, a section as its values."""
+    return asdict(default) if is_dataclass(default) and not isinstance(default, type) else default
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

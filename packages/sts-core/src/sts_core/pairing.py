@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sts_core.config import Buffers
 from sts_core.errors import PairingError
-from sts_core.sharded.blocks import check_alike, fsdp_modules, local, reshard
+from sts_core.sharded.blocks import check_alike, fsdp_modules, is_sharded, local, reshard
 from sts_core.sharded.fsdp import copy_sharded
 
-WIDE = (torch.float32, torch.float64)
+WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 """What a teacher is kept in, unless its steps are rounded by chance."""
 
 
@@ -72,24 +73,28 @@ def _matches(name: str, patterns: str | Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in ([patterns] if isinstance(patterns, str) else patterns))
 
 
+@torch.inference_mode(False)
 def make_teacher(
     student: nn.Module,
     *,
     names: str | Sequence[str] = "*",
     exclude: str | Sequence[str] = (),
     trainable_only: bool = False,
+    device: torch.device | str | None = None,
 ) -> nn.Module:
     """A frozen copy of the student in float32, whatever the student trains in.
 
     In bfloat16 a teacher would hardly ever move: at m = 0.999 the step is below its precision. Parameters that are not
     chosen (by patterns such as "*.lora_*", or because they do not require gradients) are shared with the student, not
-    copied: give the Smoother the same choice.
+    copied: give the Smoother the same choice. On `device`, such as "cpu", the teacher takes no memory of the student's.
     """
     module = unwrap(student)
+    if any(is_lazy(tensor) for tensor in module.parameters()):
+        raise PairingError("a lazy module has no weights to copy yet: run a batch through the student first")
     reshard(module)
     own = {id(tensor) for tensor in Selection(names, exclude, trainable_only).of_student(module).values()}
     shared = {id(parameter): parameter for parameter in module.parameters() if id(parameter) not in own}
-    teacher = _copied(module, shared)
+    teacher = _copied(module, shared, None if device is None else torch.device(device))
     for parameter in teacher.parameters():
         if id(parameter) not in shared:
             if parameter.is_floating_point() and parameter.dtype != torch.float32:
@@ -100,12 +105,27 @@ def make_teacher(
     return teacher
 
 
-def _copied(module: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
+def _copied(module: nn.Module, shared: Mapping[int, Tensor], device: torch.device | None) -> nn.Module:
+    brought = _brought(module, shared, device)
     if not fsdp_modules(module):
-        return copy.deepcopy(module, dict(shared))
+        return copy.deepcopy(module, dict(shared) | brought)
     if shared:
         raise PairingError("a teacher cannot share parameters with a student that FSDP has sharded: choose all of them")
     return copy_sharded(module)
+
+
+def _brought(module: nn.Module, shared: Mapping[int, Tensor], device: torch.device | None) -> dict[int, Tensor]:
+    """Copies on another device by the id of what they are copies of, made there at once."""
+    if device is None:
+        return {}
+    if any(map(is_sharded, module.parameters())):
+        raise PairingError(f"a teacher in shards must stay where its student is, got device {device}: leave it out")
+    copies: dict[int, Tensor] = {
+        id(p): nn.Parameter(p.detach().to(device, copy=True), requires_grad=False)
+        for p in module.parameters()
+        if id(p) not in shared
+    }
+    return copies | {id(b): b.to(device, copy=True) for b in module.buffers()}
 
 
 def _widen_buffers(module: nn.Module) -> None:
@@ -131,8 +151,10 @@ def pair(
         )
     reshard(student)
     reshard(teacher)
-    smoothed = _pair_parameters(student, teacher, selection)
-    copied: list[NamedPair] = []
+    parameters = _pair_parameters(student, teacher, selection)
+    # An integer has no average: a quantized base is the student's, as counters are.
+    smoothed = [named for named in parameters if _has_average(named.teacher)]
+    copied = [named for named in parameters if not _has_average(named.teacher)]
     if buffers != "keep":
         for named in _pair_buffers(student, teacher):
             averaged = buffers == "smooth" and named.teacher.is_floating_point()
@@ -140,6 +162,10 @@ def pair(
     _check_separate(smoothed + copied)
     _check_precision(smoothed, dtypes)
     return Pairs(smoothed, copied)
+
+
+def _has_average(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _pair_parameters(student: nn.Module, teacher: nn.Module, selection: Selection) -> list[NamedPair]:
@@ -239,6 +265,7 @@ class Watch:
         self._parameters = [
             (owner._parameters, key, tensor) for owner in _walk(module) for key, tensor in owner._parameters.items()
         ]
+        self._buffers = [(owner._buffers, key, each) for owner in _walk(module) for key, each in owner._buffers.items()]
         self._fsdp_modules = fsdp_modules(module)
         self._children = [(m._modules, key, child) for m in _walk(module) for key, child in m._modules.items()]
 
@@ -256,6 +283,10 @@ class Watch:
             if modules.get(key) is not child:
                 raise self._changed(key)
 
+    def has_other_buffers(self) -> bool:
+        """Whether a buffer is another tensor than it was: `.to()` makes new ones, and modules assign them."""
+        return any(owner.get(key) is not buffer for owner, key, buffer in self._buffers)
+
     def _changed(self, where: str) -> PairingError:
         return PairingError(
             f"the {self.role}'s parameters must stay those that were paired, but {where!r} was added, removed or "
@@ -265,6 +296,11 @@ class Watch:
 
 def _walk(module: nn.Module) -> list[nn.Module]:
     return list(unwrap(module).modules())
+
+
+def numbers(tensor: Tensor) -> Tensor:
+    """Weights as real numbers, in their own memory: of a complex one each part is a weight."""
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
 
 
 def addresses(tensors: list[Tensor]) -> list[int]:

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sts_core.attachment import Attachment
+from sts_core.attachment import Attachment, eagerly
 from sts_core.binding import (
     STATE_VERSION,
     Applied,
     Attachable,
     Binding,
+    Buffers,
     check_seed,
     check_state,
-    copy_buffers,
     make_rule,
 )
 from sts_core.config import SmoothingConfig
@@ -44,6 +44,8 @@ class Smoother(Attachable):
     on (`seed`, number of updates, unit) alone: give every rank the same seed and all hold the same teacher. `backend`
     "auto" takes the fastest kernel there is. `names`, `exclude` and `trainable_only` are those of `make_teacher`.
     With `stochastic_rounding` the teacher may be bfloat16 (`teacher.bfloat16()`): half the memory, right on average.
+    Of a teacher in the host's memory (`make_teacher(student, device="cpu")`) with `deferred` updates the host does the
+    arithmetic of a step while the device computes the next one: see `settle`.
     """
 
     def __init__(
@@ -58,11 +60,12 @@ class Smoother(Attachable):
         exclude: str | Sequence[str] = (),
         trainable_only: bool = False,
         stochastic_rounding: bool = False,
+        deferred: bool = False,
     ) -> None:
         self._selection = Selection(names, exclude, trainable_only)
-        dtypes = (*WIDE, torch.bfloat16) if stochastic_rounding else WIDE
-        pairs = pair(student, teacher, config.buffers, self._selection, dtypes=dtypes)
-        self.student, self.teacher = student, teacher
+        self._dtypes = (*WIDE, torch.bfloat16) if stochastic_rounding else WIDE
+        self._backend, self._deferred = backend, deferred
+        self.student, self._teacher = student, teacher
         self.config = config
         self.seed = check_seed(seed)
         self.step = 0
@@ -70,9 +73,33 @@ class Smoother(Attachable):
         self.applied: Applied | None = None
         """m and p of the last update."""
         self._applied_before: Applied | None = None
-        self._copied = pairs.copied
-        self._watches = [Watch("student", student), Watch("teacher", teacher)]
-        self._binding = Binding([pairs.smoothed], backend, dtypes)
+        self._start()
+
+    def _start(self) -> None:
+        self._bind()
+        if self._deferred:
+            self._defer(self._teacher, self._binding)
+
+    def _bind(self) -> None:
+        pairs = pair(self.student, self._teacher, self.config.buffers, self._selection, dtypes=self._dtypes)
+        self._watches = [Watch("student", self.student), Watch("teacher", self._teacher)]
+        self._binding = Binding([pairs.smoothed], self._backend, self._dtypes, deferred=self._deferred)
+        self._buffers = Buffers(pairs.copied, deferred=self._deferred)
+
+    @property
+    def teacher(self) -> nn.Module:
+        """The teacher, up to date."""
+        self.settle()
+        return self._teacher
+
+    def settle(self) -> None:
+        """Finish the last update, if updates are deferred and it is still under way.
+
+        Calling, saving or loading the teacher, `swapped()` and reading `smoother.teacher` do it. Who reads parameters
+        of the teacher that were kept from before finds, until then, those of the update before.
+        """
+        self._binding.settle()
+        self._buffers.settle()
 
     def update(
         self,
@@ -87,7 +114,7 @@ class Smoother(Attachable):
         waits for a device. Who learns later that it was 1 says so by `take_back()`, before the next update.
         """
         self._check_detached("update() must not be called")
-        self._update(momentum, preserve_probability, skip)
+        eagerly(self._update)(momentum, preserve_probability, skip)
 
     def take_back(self) -> None:
         """The last update was skipped: it does not count, and the next one has its draws."""
@@ -121,9 +148,12 @@ class Smoother(Attachable):
         rule = make_rule(self.config, self.step, self.seed, momentum, preserve_probability)
         for watch in self._watches:
             watch.check()
+        if any(watch.has_other_buffers() for watch in self._watches):
+            self.settle()
+            self._bind()
         self._applied_before = self.applied
         (self.applied,) = self._binding.update([rule], skip)
-        copy_buffers(self._copied)
+        self._buffers.copy()
         self.step += 1
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Averages of other lengths than those that were kept, made after the training."""
+"""Which averages to keep, made or measured after the fact: other lengths, and what each teacher of a run is worth."""

@@ -13,7 +13,7 @@ def main() -> int:
         description="Finds student and average in a checkpoint, and says what is wrong with the average.",
         epilog="With a later checkpoint of the same run it also says whether the average moves, and which decay fits.",
     )
-    parser.add_argument("checkpoint", help="a file or folder of torch, Lightning, transformers, timm, DINO or sts")
+    parser.add_argument("checkpoint", help="a file or folder of torch, Lightning, transformers, diffusers, timm or sts")
     parser.add_argument("later", nargs="?", help="a later one of the same run")
     parser.add_argument("--steps", type=int, help="optimizer steps between the two, where they do not say it")
     arguments = parser.parse_args()
@@ -23,7 +23,7 @@ def main() -> int:
         print(f"doctor: {error}", file=sys.stderr)
         return 2
     for finding in findings:
-        print(("WRONG  " if finding.wrong else "ok     ") + finding.text)
+        print(finding)
     return int(any(finding.wrong for finding in findings))
 
 

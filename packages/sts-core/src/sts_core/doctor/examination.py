@@ -20,6 +20,9 @@ class Finding(NamedTuple):
     text: str
     wrong: bool = False
 
+    def __str__(self) -> str:
+        return f"{'WRONG' if self.wrong else 'ok   '}  {self.text}"
+
 
 def examine(checkpoint: str | Path, later: str | Path | None = None, *, steps: int | None = None) -> list[Finding]:
     """What a checkpoint says about its averages; `later`, one of the same run, says how they move.

@@ -1,15 +1,14 @@
 """From files to pairs of student and average, for the layouts in which training code leaves them."""
 
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from sts_core.errors import CheckpointError
+from sts_core.weights import read_weights
 
 State = Mapping[str, Tensor]
 
@@ -50,7 +49,7 @@ PREFIXES = (
 def find_pairs(path: str | Path) -> list[Found]:
     """Every student with an average of it that a checkpoint holds."""
     path = Path(path)
-    tree = _read_folder(path) if path.is_dir() else _read(path)
+    tree = _read_folder(path) if path.is_dir() else read_weights(path)
     step = next((int(tree[name]) for name in ("global_step", "step", "num_updates") if _is_count(tree.get(name))), None)
     found = [*_by_section(tree, step), *_by_prefix(tree, step)]
     if not found:
@@ -63,49 +62,30 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a file, read without running any code that it may hold."""
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file  # only here: sts-core itself needs torch alone
-
-            return dict(load_file(path))
-        tree = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # torch's own words advise to run the code
-        code = re.search(r"unsupported (?:global|class)[^\n]*", str(error), re.IGNORECASE)
-        if code is None:
-            raise CheckpointError(
-                f"{path} cannot be read as a checkpoint: it is damaged, or another kind of file"
-            ) from None
-        told = f"{path} holds more than tensors and plain values, and was not opened ({code[0]})"
-        raise CheckpointError(told) from None
-    except ImportError as error:
-        raise CheckpointError(f"{path} needs the package {error.name} to be read: install it") from None
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {_line(error)}") from None
-    if not isinstance(tree, dict):
-        raise CheckpointError(f"{path} must hold a dict of tensors or of sections, it holds a {type(tree).__name__}")
-    return tree
-
-
-def _line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
 def _read_folder(folder: Path) -> dict[str, Any]:
-    """A checkpoint of ours (state.pt), one of transformers with our teacher, or a finished run of ours."""
+    """A checkpoint or a finished run of ours, one of transformers with our teachers, or one of diffusers' scripts."""
     if (folder / "state.pt").is_file():
-        return _of_sts(_read(folder / "state.pt"))
-    student = next(
-        (folder / name for name in ("model.safetensors", "student.safetensors") if (folder / name).is_file()), None
-    )
-    if student is None or not (folder / "teacher.safetensors").is_file():
-        raise CheckpointError(
-            f"{folder} must hold state.pt, or teacher.safetensors beside model.safetensors or student.safetensors"
-        )
+        return _of_sts(read_weights(folder / "state.pt"))
     number = re.search(r"checkpoint-(\d+)$", folder.name)
     step = {"step": int(number[1])} if number else {}
-    return {"student": _read(student), "teacher": _read(folder / "teacher.safetensors"), **step}
+    for model in (part for part in folder.iterdir() if (folder / f"{part.name}_ema").is_dir()):
+        both = [_read_model(place, "diffusion_pytorch_model") for place in (model, folder / f"{model.name}_ema")]
+        return {"model": both[0], "ema": both[1], **step}
+    student = next((found for name in ("model", "student") if (found := _read_model(folder, name))), None)
+    if student and (folder / "bank.pt").is_file():
+        return {"state_dict": student, "teachers": read_weights(folder / "bank.pt").get("teachers"), **step}
+    if student and (folder / "teacher.safetensors").is_file():
+        return {"student": student, "teacher": read_weights(folder / "teacher.safetensors"), **step}
+    raise CheckpointError(
+        f"{folder} must hold state.pt, or teacher.safetensors or bank.pt beside model.safetensors or "
+        f"student.safetensors, or folders such as unet and unet_ema"
+    )
+
+
+def _read_model(folder: Path, name: str) -> dict[str, Any]:
+    """The weights in one file or in numbered ones, {} where there are none."""
+    files = sorted(folder.glob(f"{name}-*-of-*.safetensors")) or [folder / f"{name}.safetensors"]
+    return {key: value for file in files if file.is_file() for key, value in read_weights(file).items()}
 
 
 def _of_sts(tree: dict[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from sts_core.attachment import Attachment
+from sts_core.averages.record import BankRecord, Measure, averages_and_fragments
 from sts_core.bank import TeacherBank
 from sts_core.config import SmoothingConfig
 from sts_core.errors import ConfigError, StateError
@@ -130,3 +132,43 @@ class TeacherCallback(Callback):  # type: ignore[misc]  # Lightning need not be 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Give the module its own weights back before anything is saved."""
         self._lent.close()
+
+
+class BankCallback(TeacherCallback):
+    """Keeps many teachers of one run and measures them all at the end of every `every_n_epochs`-th epoch.
+
+        Trainer(callbacks=[BankCallback(lambda network: {"accuracy": accuracy(network, images, labels)})])
+
+    `configs` are `averages_and_fragments()` unless given. `measure` is called with the module that is trained (or its
+    `part`) in evaluation mode, which has the student's weights first, then each teacher's. What it returns is written
+    to `path`, by default averages.jsonl in the trainer's folder; `sts_eval.write_averages_report` makes a page of it.
+    """
+
+    def __init__(
+        self,
+        measure: Measure,
+        configs: Mapping[str, SmoothingConfig] | None = None,
+        *,
+        path: str | Path | None = None,
+        every_n_epochs: int = 1,
+        seed: int = 0,
+        part: str = "",
+    ) -> None:
+        chosen = averages_and_fragments() if configs is None else configs
+        if set(chosen) <= {ONLY}:
+            raise ConfigError("a bank is for teachers to be compared by their names: use TeacherCallback for one")
+        super().__init__(chosen, seed=seed, evaluate_with=None, part=part)
+        self.measure, self.path, self.every_n_epochs = measure, path, every_n_epochs
+        self.record: BankRecord | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the teachers, and open the record."""
+        super().on_fit_start(trainer, pl_module)
+        assert isinstance(self.follower, TeacherBank)
+        path = Path(trainer.default_root_dir) / "averages.jsonl" if self.path is None else self.path
+        self.record = BankRecord(self.follower, path, self.measure)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure."""
+        if self.record is not None and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            self.record.measure()

@@ -2,23 +2,27 @@
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from transformers import Trainer, TrainerCallback
 
 from sts_core.attachment import Attachment
+from sts_core.averages.record import BankRecord, averages_and_fragments
+from sts_core.bank import TeacherBank
 from sts_core.config import SmoothingConfig
 from sts_core.errors import StateError
-from sts_core.files import write_atomically
+from sts_core.files import replacing, write_atomically
 from sts_core.pairing import make_teacher
 from sts_core.schedules import Schedule
 from sts_core.smoother import Smoother
 
-WEIGHTS, STATE = "teacher.safetensors", "teacher.json"
+WEIGHTS, STATE, BANK = "teacher.safetensors", "teacher.json", "bank.pt"
 """The files beside a checkpoint's own."""
+_TIMES = ("runtime", "per_second", "preparation_time")
 
 
 def add_teacher(
@@ -91,6 +95,77 @@ class TeacherCallback(TrainerCallback):  # type: ignore[misc]  # transformers ne
             raise StateError(f"a training that is resumed needs its teacher, but {folder} has no {STATE}")
         safetensors.torch.load_model(self.smoother.teacher, str(folder / WEIGHTS))
         self.smoother.load_state_dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+
+
+def add_bank(
+    trainer: Trainer,
+    configs: Mapping[str, SmoothingConfig] | None = None,
+    *,
+    seed: int = 0,
+    path: str | Path | None = None,
+) -> "BankCallback":
+    """Give a Trainer many teachers that follow its model in one run; returns the callback, whose `bank` they are.
+
+        add_bank(trainer)
+        trainer.train()  # with eval_strategy="steps" or "epoch"
+
+    `configs` are `averages_and_fragments()` unless given. Whenever the Trainer evaluates, it evaluates with each
+    teacher's weights, too. The metrics are written to `path`, by default averages.jsonl in the output folder;
+    `sts_eval.write_averages_report` makes a page of it. Every checkpoint gets `bank.pt`.
+    """
+    callback = BankCallback(trainer, averages_and_fragments() if configs is None else configs, seed=seed, path=path)
+    trainer.add_callback(callback)
+    return callback
+
+
+class BankCallback(TrainerCallback):  # type: ignore[misc]
+    """Moves a bank's teachers, measures them where the Trainer evaluates, saves and resumes them; see `add_bank`."""
+
+    def __init__(
+        self, trainer: Trainer, configs: Mapping[str, SmoothingConfig], *, seed: int, path: str | Path | None
+    ) -> None:
+        self.configs, self.seed, self.path = configs, seed, path
+        self.bank: TeacherBank | None = None
+        self.record: BankRecord | None = None
+        self._evaluate, self._is_measuring = trainer.evaluate, False
+        self._attachment: Attachment | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Make the teachers from the model, or take them from the checkpoint that is resumed."""
+        self.bank = TeacherBank(student=kwargs["model"], configs=self.configs, seed=self.seed)
+        if state.global_step:
+            file = _checkpoint(args, state) / BANK
+            if not file.is_file():
+                raise StateError(f"a training that is resumed needs its teachers, but {file} does not exist")
+            self.bank.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        path = Path(args.output_dir) / "averages.jsonl" if self.path is None else self.path
+        self.record = BankRecord(self.bank, path, self._metrics)
+        self._attachment = self.bank.attach(kwargs["optimizer"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let the optimizer go; the teachers stay."""
+        if self._attachment is not None:
+            self._attachment.detach()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure the student and every teacher, by the Trainer's own evaluation."""
+        if self.record is not None and not self._is_measuring:
+            self._is_measuring = True
+            try:
+                self.record.measure()
+            finally:
+                self._is_measuring = False
+
+    def _metrics(self, network: Any) -> dict[str, float]:
+        found = self._evaluate(metric_key_prefix="bank")
+        named = {name.removeprefix("bank_"): value for name, value in found.items() if name.startswith("bank_")}
+        return {name: value for name, value in named.items() if not name.endswith(_TIMES)}
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the teachers into the checkpoint's folder."""
+        if self.bank is not None and state.is_world_process_zero:
+            with replacing(_checkpoint(args, state) / BANK) as partial:
+                torch.save(self.bank.state_dict(), partial)
 
 
 def _checkpoint(args: Any, state: Any) -> Path:

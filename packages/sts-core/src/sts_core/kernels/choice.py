@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import get_args
 
 import torch
@@ -9,15 +10,22 @@ from torch import Tensor
 
 from sts_core.errors import ConfigError
 from sts_core.kernels.interface import Backend, Kernel, Pair, Rule
+from sts_core.kernels.offload import OffloadKernel, travels
 from sts_core.kernels.reference import ReferenceKernel
 from sts_core.kernels.rounding import RoundingKernel
 
 
-def bind(pairs: Sequence[Pair], backend: Backend = "auto") -> list[Kernel]:
-    """The kernels that together update all pairs: the fastest that can take each tensor, the reference for the rest."""
+def bind(pairs: Sequence[Pair], backend: Backend = "auto", *, deferred: bool = False) -> list[Kernel]:
+    """The kernels that together update all pairs: the fastest that can take each tensor, the reference for the rest.
+
+    With `deferred` teachers in the host's memory are updated a step later, see OffloadKernel.
+    """
     backend = _chosen(backend)
     kernels: list[Kernel] = []
     rest = list(pairs)
+    if backend != "triton" and (away := [pair for pair in rest if travels(pair)]):
+        kernels.append(OffloadKernel(away, partial(bind, backend=backend), deferred=deferred))
+        rest = [pair for pair in rest if not travels(pair)]
     if backend in ("auto", "native"):
         from sts_core.kernels import native
 

@@ -15,7 +15,7 @@
 
 enum { TILE = 16384, CHUNK = 128, LANES = 8, GROUP = CHUNK / 4, CALLS_PER_BLOCK = TILE / 4 };
 enum { NUM_GAPS = 1024, GUIDE_SHIFT = 22 };
-enum { LINE = 16, PIECE = 128, AHEAD = 12, LONG_ROW = 4096 }; /* weights; AHEAD: pieces called for in advance */
+enum { LINE = 16, PIECE = 128, AHEAD = 12, LONG_ROW = 4096, NEXT = 512 }; /* weights; AHEAD: pieces called for in advance */
 enum { ALL, LAYER, MODULE, CHANNEL, NEURON_DENSE, NEURON_SPARSE };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { TAG_LAYER, TAG_MODULE, TAG_CHANNEL, TAG_NEURON, TAG_TIE, TAG_GAP, NUM_TAGS };
@@ -42,66 +42,112 @@ typedef struct {
 
 /* ---- Philox4x32-10 ---- */
 
+#define MULTIPLIER0 0xD2511F53u
+#define MULTIPLIER1 0xCD9E8D57u
+#define STEP0 0x9E3779B9u
+#define STEP1 0xBB67AE85u
+
 static void philox(uint32_t position, uint64_t tag, const Rule *r, uint32_t out[4]) {
     uint32_t c0 = position, c1 = (uint32_t)tag, c2 = (uint32_t)(tag >> 32), c3 = r->step;
     uint32_t k0 = (uint32_t)r->seed, k1 = (uint32_t)(r->seed >> 32);
     for (int i = 0; i < 10; i++) {
-        uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
+        uint64_t a = (uint64_t)MULTIPLIER0 * c0, b = (uint64_t)MULTIPLIER1 * c2;
         c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
         c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
         c1 = (uint32_t)b, c3 = (uint32_t)a;
-        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+        k0 += STEP0, k1 += STEP1;
     }
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* Eight consecutive positions at once: out[w] holds word w of all of them. */
+/* Eight consecutive positions at once. A Stream holds what all calls of one tag share. */
 #if SIMD
+
+typedef struct {
+    __m256i lanes[2], xors[4]; /* of the first three rounds, in which part of the counter is the same for all */
+    __m256i key0[10], key1[10];
+} Stream;
 
 /* Four positions in 64-bit lanes, of which the multiplication reads the lower half: upper halves may hold anything. */
 typedef struct { __m256i c0, c1, c2, c3; } Four;
+typedef struct { Four low, high; } Eight; /* positions 0 1 4 5 and 2 3 6 7, which join() puts in order */
 
-INLINE Four four_positions(uint64_t first, uint64_t tag, const Rule *r) {
-    return (Four){_mm256_add_epi64(_mm256_set1_epi64x((long long)first), _mm256_setr_epi64x(0, 1, 2, 3)),
-                  _mm256_set1_epi64x((long long)tag), _mm256_set1_epi64x((long long)(tag >> 32)),
-                  _mm256_set1_epi64x(r->step)};
-}
-
-INLINE Four round_of_four(Four x, __m256i k0, __m256i k1) {
-    __m256i a = _mm256_mul_epu32(x.c0, _mm256_set1_epi64x(0xD2511F53));
-    __m256i b = _mm256_mul_epu32(x.c2, _mm256_set1_epi64x(0xCD9E8D57));
-    return (Four){_mm256_xor_si256(_mm256_srli_epi64(b, 32), _mm256_xor_si256(x.c1, k0)), b,
-                  _mm256_xor_si256(_mm256_srli_epi64(a, 32), _mm256_xor_si256(x.c3, k1)), a};
-}
-
-INLINE __m256i join(__m256i low, __m256i high) { /* lanes 0 1 2 3 | 4 5 6 7 as eight 32-bit lanes */
-    __m256 mixed = _mm256_shuffle_ps(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), _MM_SHUFFLE(2, 0, 2, 0));
-    return _mm256_permute4x64_epi64(_mm256_castps_si256(mixed), _MM_SHUFFLE(3, 1, 2, 0));
-}
-
-INLINE void philox8(uint64_t first, uint64_t tag, const Rule *r, __m256i out[4]) {
-    Four x = four_positions(first, tag, r), y = four_positions(first + 4, tag, r);
-    uint32_t k0 = (uint32_t)r->seed, k1 = (uint32_t)(r->seed >> 32);
-    for (int i = 0; i < 10; i++) {
-        __m256i key0 = _mm256_set1_epi64x(k0), key1 = _mm256_set1_epi64x(k1);
-        x = round_of_four(x, key0, key1), y = round_of_four(y, key0, key1);
-        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+static Stream stream(uint64_t tag, const Rule *r) {
+    Stream out;
+    uint32_t k0[3], k1[3], key0 = (uint32_t)r->seed, key1 = (uint32_t)(r->seed >> 32);
+    for (int i = 0; i < 10; i++, key0 += STEP0, key1 += STEP1) {
+        if (i < 3) k0[i] = key0, k1[i] = key1;
+        out.key0[i] = _mm256_set1_epi64x(key0), out.key1[i] = _mm256_set1_epi64x(key1);
     }
-    out[0] = join(x.c0, y.c0), out[1] = join(x.c1, y.c1), out[2] = join(x.c2, y.c2), out[3] = join(x.c3, y.c3);
+    uint64_t b = (uint64_t)MULTIPLIER1 * (uint32_t)(tag >> 32);
+    uint64_t a = (uint64_t)MULTIPLIER0 * ((uint32_t)(b >> 32) ^ (uint32_t)tag ^ k0[0]);
+    out.xors[0] = _mm256_set1_epi64x(r->step ^ k1[0]);
+    out.xors[1] = _mm256_set1_epi64x((uint32_t)b ^ k0[1]);
+    out.xors[2] = _mm256_set1_epi64x((uint32_t)(a >> 32) ^ k1[1]);
+    out.xors[3] = _mm256_set1_epi64x((uint32_t)a ^ k1[2]);
+    out.lanes[0] = _mm256_setr_epi64x(0, 1, 4, 5), out.lanes[1] = _mm256_setr_epi64x(2, 3, 6, 7);
+    return out;
 }
 
-INLINE void words_of_8(uint64_t first, uint64_t tag, const Rule *r, uint32_t out[4][LANES]) {
+INLINE __m256i product0(__m256i x) { return _mm256_mul_epu32(x, _mm256_set1_epi64x(MULTIPLIER0)); }
+INLINE __m256i product1(__m256i x) { return _mm256_mul_epu32(x, _mm256_set1_epi64x(MULTIPLIER1)); }
+INLINE __m256i upper_xor(__m256i x, __m256i y) { return _mm256_xor_si256(_mm256_srli_epi64(x, 32), y); }
+
+INLINE Four three_rounds(__m256i position, const Stream *g) {
+    __m256i a = product0(position), b = product1(upper_xor(a, g->xors[0]));
+    __m256i a3 = product0(upper_xor(b, g->xors[1])), b3 = product1(_mm256_xor_si256(a, g->xors[2]));
+    return (Four){upper_xor(b3, _mm256_xor_si256(b, g->key0[2])), b3, upper_xor(a3, g->xors[3]), a3};
+}
+
+INLINE Four next_round(Four x, int i, const Stream *g) {
+    __m256i a = product0(x.c0), b = product1(x.c2);
+    return (Four){upper_xor(b, _mm256_xor_si256(x.c1, g->key0[i])), b,
+                  upper_xor(a, _mm256_xor_si256(x.c3, g->key1[i])), a};
+}
+
+INLINE Eight begin_8(uint64_t first, const Stream *g) {
+    __m256i position = _mm256_set1_epi64x((long long)first);
+    return (Eight){three_rounds(_mm256_add_epi64(position, g->lanes[0]), g),
+                   three_rounds(_mm256_add_epi64(position, g->lanes[1]), g)};
+}
+
+INLINE Eight round_of_8(Eight x, int i, const Stream *g) {
+    return (Eight){next_round(x.low, i, g), next_round(x.high, i, g)};
+}
+
+INLINE __m256i join(__m256i low, __m256i high) {
+    __m256 mixed = _mm256_shuffle_ps(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), _MM_SHUFFLE(2, 0, 2, 0));
+    return _mm256_castps_si256(mixed);
+}
+
+/* out[w] holds word w of all eight. */
+INLINE void end_8(Eight x, __m256i out[4]) {
+    out[0] = join(x.low.c0, x.high.c0), out[1] = join(x.low.c1, x.high.c1);
+    out[2] = join(x.low.c2, x.high.c2), out[3] = join(x.low.c3, x.high.c3);
+}
+
+INLINE void vectors_of_8(uint64_t first, const Stream *g, __m256i out[4]) {
+    Eight x = begin_8(first, g);
+    for (int i = 3; i < 10; i++) x = round_of_8(x, i, g);
+    end_8(x, out);
+}
+
+INLINE void words_of_8(uint64_t first, const Stream *g, uint32_t out[4][LANES]) {
     __m256i words[4];
-    philox8(first, tag, r, words);
+    vectors_of_8(first, g, words);
     for (int w = 0; w < 4; w++) _mm256_storeu_si256((__m256i *)out[w], words[w]);
 }
 
 #else
 
-INLINE void words_of_8(uint64_t first, uint64_t tag, const Rule *r, uint32_t out[4][LANES]) {
+typedef struct { uint64_t tag; const Rule *rule; } Stream;
+
+static Stream stream(uint64_t tag, const Rule *r) { return (Stream){tag, r}; }
+
+INLINE void words_of_8(uint64_t first, const Stream *g, uint32_t out[4][LANES]) {
     for (int lane = 0; lane < LANES; lane++) {
         uint32_t words[4];
-        philox((uint32_t)(first + lane), tag, r, words);
+        philox((uint32_t)(first + lane), g->tag, g->rule, words);
         for (int w = 0; w < 4; w++) out[w][lane] = words[w];
     }
 }
@@ -170,67 +216,86 @@ INLINE void apply8(float *t, const float *s, __m256i mask, __m256 factor, int fo
     _mm256_storeu_ps(t, _mm256_blendv_ps(old, new, _mm256_castsi256_ps(mask))); /* the lanes' sign bits choose */
 }
 
-typedef struct { __m256i first, second; int tied; } Outcome; /* 16-bit lanes: which of a pair's weights are updated */
+/* A chunk's masks, for each word: 16-bit lanes for the first and the second weight of its pairs, all ones where updated. */
+typedef struct { __m256i first[4], second[4]; } Masks;
+
+static __attribute__((noinline)) void break_ties(Masks *out, const __m256i words[4], uint64_t chunk, const Tensor *x,
+                                                 const Rule *r) {
+    for (int w = 0; w < 4; w++) {
+        uint32_t stored[LANES];
+        uint8_t mask[GROUP];
+        int16_t member[2][2 * LANES];
+        _mm256_storeu_si256((__m256i *)stored, words[w]);
+        group_masks(mask, stored, chunk, w, x, r);
+        for (int k = 0; k < GROUP; k++) member[k / LANES % 2][2 * (k % LANES) + k / (2 * LANES)] = (int8_t)mask[k];
+        out->first[w] = _mm256_loadu_si256((__m256i *)member[0]);
+        out->second[w] = _mm256_loadu_si256((__m256i *)member[1]);
+    }
+}
 
 /* Unsigned comparison by signed instructions: both sides have their uppermost bit flipped. */
 INLINE __m256i flipped(__m256i bits) { return _mm256_xor_si256(bits, _mm256_set1_epi16((short)0x8000)); }
 
-INLINE void flipped_thresholds(__m256i high[3], const Rule *r) {
-    for (int k = 0; k < 3; k++) high[k] = flipped(_mm256_set1_epi16((short)r->high[k]));
+INLINE Masks outcomes(Eight drawn, uint64_t chunk, const Tensor *x, const Rule *r) {
+    __m256i words[4], high[3], tied = _mm256_setzero_si256();
+    Masks out;
+    end_8(drawn, words);
+    for (int k = 0; k < 3; k++) high[k] = _mm256_set1_epi16((short)(r->high[k] ^ 0x8000));
+    for (int w = 0; w < 4; w++) {
+        __m256i bits = flipped(words[w]), above[3];
+        for (int k = 0; k < 3; k++) {
+            above[k] = _mm256_cmpgt_epi16(bits, high[k]);
+            tied = _mm256_or_si256(tied, _mm256_cmpeq_epi16(bits, high[k]));
+        }
+        out.first[w] = above[1], out.second[w] = _mm256_xor_si256(_mm256_xor_si256(above[0], above[1]), above[2]);
+    }
+    if (__builtin_expect(!_mm256_testz_si256(tied, tied), 0)) break_ties(&out, words, chunk, x, r);
+    return out;
 }
 
-INLINE Outcome outcome(__m256i word, const __m256i high[3]) {
-    __m256i bits = flipped(word), gt[3], tied = _mm256_cmpeq_epi16(bits, high[0]);
-    for (int k = 0; k < 3; k++) gt[k] = _mm256_cmpgt_epi16(bits, high[k]);
-    for (int k = 1; k < 3; k++) tied = _mm256_or_si256(tied, _mm256_cmpeq_epi16(bits, high[k]));
-    return (Outcome){gt[1], _mm256_xor_si256(_mm256_xor_si256(gt[0], gt[1]), gt[2]), !_mm256_testz_si256(tied, tied)};
+INLINE Masks masks_of(uint64_t chunk, const Stream *g, const Tensor *x, const Rule *r) {
+    Eight drawn = begin_8(chunk * LANES, g);
+    for (int i = 3; i < 10; i++) drawn = round_of_8(drawn, i, g);
+    return outcomes(drawn, chunk, x, r);
 }
 
-static void tied_masks(uint8_t mask[GROUP], __m256i word, uint64_t chunk, int w, const Tensor *x, const Rule *r) {
-    uint32_t stored[LANES];
-    _mm256_storeu_si256((__m256i *)stored, word);
-    group_masks(mask, stored, chunk, w, x, r);
+INLINE void apply_word(float *t, const float *s, const Masks *m, int w, __m256 factor, int form) {
+    apply8(t, s, _mm256_slli_epi32(m->first[w], 16), factor, form);
+    apply8(t + 8, s + 8, _mm256_slli_epi32(m->second[w], 16), factor, form);
+    apply8(t + 16, s + 16, m->first[w], factor, form);
+    apply8(t + 24, s + 24, m->second[w], factor, form);
+    for (int i = 0; i < GROUP; i += LINE)
+        __builtin_prefetch(t + i + NEXT, 1, 3), __builtin_prefetch(s + i + NEXT, 0, 3);
 }
 
-/* Whole chunks of row-major weights. */
+/* Whole chunks of row-major weights: while one is updated the next one's masks are drawn, which keeps both the
+ * arithmetic units and the memory busy. */
 INLINE void dense_run(float *t, const float *s, int64_t begin, int64_t n, const Tensor *x, const Rule *r, int form) {
     const __m256 factor = _mm256_set1_ps(form == NEAR ? r->pull : -r->momentum);
-    __m256i high[3], words[4];
-    flipped_thresholds(high, r);
+    const Stream g = stream(x->tags[TAG_NEURON], r);
+    Masks masks = masks_of((uint64_t)begin / CHUNK, &g, x, r);
     for (int64_t i = 0; i < n; i += CHUNK) {
-        uint64_t chunk = (uint64_t)(begin + i) / CHUNK;
-        philox8(chunk * LANES, x->tags[TAG_NEURON], r, words);
+        uint64_t next = (uint64_t)(begin + i) / CHUNK + 1;
+        Eight drawn = begin_8(next * LANES, &g);
+#pragma GCC unroll 4
         for (int w = 0; w < 4; w++) {
-            float *tw = t + i + GROUP * w;
-            const float *sw = s + i + GROUP * w;
-            Outcome found = outcome(words[w], high);
-            if (__builtin_expect(found.tied, 0)) {
-                uint8_t mask[GROUP];
-                tied_masks(mask, words[w], chunk, w, x, r);
-                for (int k = 0; k < GROUP; k++) tw[k] = mask[k] ? lerp(tw[k], sw[k], r) : tw[k];
-                continue;
-            }
-            apply8(tw, sw, _mm256_slli_epi32(found.first, 16), factor, form);
-            apply8(tw + 8, sw + 8, _mm256_slli_epi32(found.second, 16), factor, form);
-            apply8(tw + 16, sw + 16, found.first, factor, form);
-            apply8(tw + 24, sw + 24, found.second, factor, form);
+            drawn = round_of_8(drawn, 3 + w, &g);
+            apply_word(t + i + GROUP * w, s + i + GROUP * w, &masks, w, factor, form);
         }
+        for (int k = 7; k < 10; k++) drawn = round_of_8(drawn, k, &g);
+        masks = outcomes(drawn, next, x, r);
     }
 }
 
 /* The masks of a chunk in row-major order. */
-static void chunk_masks(uint8_t mask[CHUNK], uint64_t chunk, const Tensor *x, const Rule *r) {
+static void chunk_masks(uint8_t mask[CHUNK], uint64_t chunk, const Stream *g, const Tensor *x, const Rule *r) {
     const __m256i apart = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)); /* a pair's halves of 16 bits */
-    __m256i high[3], words[4];
-    flipped_thresholds(high, r);
-    philox8(chunk * LANES, x->tags[TAG_NEURON], r, words);
+    Masks m = masks_of(chunk, g, x, r);
     for (int w = 0; w < 4; w++) {
-        Outcome found = outcome(words[w], high);
-        __m256i bytes = _mm256_shuffle_epi8(_mm256_packs_epi16(found.first, found.second), apart);
+        __m256i bytes = _mm256_shuffle_epi8(_mm256_packs_epi16(m.first[w], m.second[w]), apart);
         bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
         _mm256_storeu_si256((__m256i *)(mask + GROUP * w), bytes);
-        if (__builtin_expect(found.tied, 0)) tied_masks(mask + GROUP * w, words[w], chunk, w, x, r);
     }
 }
 
@@ -274,9 +339,9 @@ static int64_t dense_whole(float *t, const float *s, int64_t begin, int64_t end,
 
 #else
 
-static void chunk_masks(uint8_t mask[CHUNK], uint64_t chunk, const Tensor *x, const Rule *r) {
+static void chunk_masks(uint8_t mask[CHUNK], uint64_t chunk, const Stream *g, const Tensor *x, const Rule *r) {
     uint32_t words[4][LANES];
-    words_of_8(chunk * LANES, x->tags[TAG_NEURON], r, words);
+    words_of_8(chunk * LANES, g, words);
     for (int w = 0; w < 4; w++) group_masks(mask + GROUP * w, words[w], chunk, w, x, r);
 }
 
@@ -313,17 +378,18 @@ static void apply_transposed(float *t, const float *s, const uint8_t *mask, int6
 
 static void dense_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
     uint8_t mask[TILE];
+    const Stream g = stream(x->tags[TAG_NEURON], r);
     int64_t behind = begin % CHUNK; /* a block may begin inside a chunk */
     if (behind) {
         int64_t n = CHUNK - behind < end - begin ? CHUNK - behind : end - begin;
-        chunk_masks(mask, (uint64_t)(begin / CHUNK), x, r);
+        chunk_masks(mask, (uint64_t)(begin / CHUNK), &g, x, r);
         apply_masks(t, s, mask + behind, n, r);
         t += n, s += n, begin += n;
     }
     int64_t done = x->channels ? 0 : dense_whole(t, s, begin, end, x, r);
     for (int64_t i = done; i < end - begin; i += CHUNK) {
         if (x->channels) call_for_piece(t + i, CHUNK), call_for_piece(s + i, CHUNK); /* needed once the masks are drawn */
-        chunk_masks(mask + i, (uint64_t)((begin + i) / CHUNK), x, r);
+        chunk_masks(mask + i, (uint64_t)((begin + i) / CHUNK), &g, x, r);
     }
     if (x->channels) apply_transposed(t, s, mask, begin, end, x, r);
     else apply_masks(t + done, s + done, mask + done, end - begin - done, r);
@@ -336,8 +402,9 @@ static void sparse_tile(float *t, const float *s, int64_t begin, int64_t end, co
     int32_t chosen[TILE];
     const int scattered = x->channels != 0;
     uint64_t position = (uint64_t)(begin / TILE) * CALLS_PER_BLOCK;
+    const Stream g = stream(x->tags[TAG_GAP], r);
     for (;; position += LANES) {
-        words_of_8(position, x->tags[TAG_GAP], r, words);
+        words_of_8(position, &g, words);
         for (int k = 0; k < 4 * LANES; k++) {
             uint32_t word = words[k % 4][k / 4], gap = r->guide[word >> GUIDE_SHIFT];
             while (gap < NUM_GAPS && word < r->gaps[gap]) gap++;
@@ -358,9 +425,9 @@ drawn:
 }
 
 /* Which of the 32 rows that eight positions decide are updated: bit k for the group's row k. */
-INLINE uint32_t rows_updated(uint64_t group, const Tensor *x, const Rule *r) {
+INLINE uint32_t rows_updated(uint64_t group, const Stream *g, const Rule *r) {
     uint32_t words[4][LANES], bits = 0;
-    words_of_8(group * LANES, x->tags[TAG_CHANNEL], r, words);
+    words_of_8(group * LANES, g, words);
     for (int k = 0; k < GROUP; k++) bits |= (uint32_t)(words[k % 4][k / 4] >= r->threshold) << k;
     return bits;
 }
@@ -380,8 +447,9 @@ INLINE int add_pieces(Piece *pieces, int count, int64_t from, int64_t to, int64_
 /* The updated rows inside the tile, counted from its first weight. */
 static int updated_pieces(Piece *pieces, int64_t largest, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
     int count = 0;
+    const Stream g = stream(x->tags[TAG_CHANNEL], r);
     for (int64_t group = begin / x->row / GROUP; group * GROUP * x->row < end; group++) {
-        for (uint32_t bits = rows_updated((uint64_t)group, x, r); bits; bits &= bits - 1) {
+        for (uint32_t bits = rows_updated((uint64_t)group, &g, r); bits; bits &= bits - 1) {
             int64_t row = group * GROUP + __builtin_ctz(bits), from = row * x->row, to = from + x->row;
             if (to <= begin) continue;
             if (from >= end) break;

@@ -1,6 +1,6 @@
-"""The compiled kernel for CPUs: one C file, built once with the system's compiler and loaded through ctypes.
+"""The compiled kernel for CPUs: one C file, compiled in the wheel or at first use, and loaded through ctypes.
 
-It is optional. Where there is no compiler the reference kernel serves, and a notice says so once.
+It is optional. Where there is neither a library nor a compiler the reference kernel serves, and a notice says so once.
 """
 
 import ctypes
@@ -8,8 +8,6 @@ import hashlib
 import logging
 import os
 import platform
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +21,9 @@ from torch import Tensor
 
 from sts_core import masks
 from sts_core.errors import ConfigError
+from sts_core.kernels import compilation
 from sts_core.kernels.interface import Kernel, Pair, Rule, unit_name
 
-_SOURCE = Path(__file__).with_name("native.c")
 _STREAMS = ("layer", "module", "channel", "neuron", "neuron-tie", "neuron-gap")
 _KINDS = {"all": 0, "layer": 1, "module": 2, "channel": 3, "dense": 4, "sparse": 5}
 _STUDENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -108,17 +106,9 @@ def _notice_once(reason: str) -> None:
     )
 
 
-def _compiler() -> str:
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        if name and (found := shutil.which(name.split()[0])):
-            return found
-    raise OSError("no C compiler was found")
-
-
-def _flags() -> list[str]:
-    capability = torch.backends.cpu.get_cpu_capability()
-    level = {"AVX2": ["-march=x86-64-v3"], "AVX512": ["-march=x86-64-v4", "-mprefer-vector-width=256"]}
-    return ["-O3", "-ffp-contract=off", "-std=gnu11", "-shared", "-fPIC", *level.get(capability, [])]
+def _instruction_set() -> str:
+    """The best that the processor has, or that ATEN_CPU_CAPABILITY allows torch; wider vectors brought nothing."""
+    return "baseline" if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512") else "avx2"
 
 
 def _cache_folder() -> Path:
@@ -128,29 +118,22 @@ def _cache_folder() -> Path:
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """The loaded kernel; built on first use and kept in the user's cache folder under a hash of source and flags."""
-    flags = _flags()
-    key = hashlib.sha256(" ".join([_SOURCE.read_text(), *flags, platform.machine()]).encode()).hexdigest()[:16]
-    target = _cache_folder() / f"native-{key}.so"
-    try:
-        loaded = ctypes.CDLL(str(target if target.exists() else _build(flags, target)))
-    except PermissionError:  # a read-only home: build beside nothing, for this process only
-        loaded = ctypes.CDLL(str(_build(flags, Path(tempfile.mkdtemp(prefix="sts-core-")) / target.name)))
+    """The loaded kernel: from the wheel, or compiled on first use and kept in the user's cache folder."""
+    name = _instruction_set()
+    shipped = compilation.SOURCE.with_name(compilation.library_name(name))
+    loaded = ctypes.CDLL(str(shipped if shipped.exists() else _compiled(name)))
     loaded.sts_update.restype = None
     return loaded
 
 
-def _build(flags: list[str], target: Path) -> Path:
-    """Compile to a temporary name, then rename, so that processes that build at once do not see half a file."""
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder) / target.name
-        command = [_compiler(), *flags, str(_SOURCE), "-o", str(built), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise OSError(f"{command[0]} failed with {done.stderr.strip()[:500]!r}")
-        os.replace(built, target)
-    return target
+def _compiled(instruction_set: str) -> Path:
+    """The library under a hash of its source and of how it is compiled."""
+    recipe = [compilation.SOURCE.read_text(), *compilation.flags(instruction_set), platform.machine()]
+    target = _cache_folder() / f"native-{hashlib.sha256(' '.join(recipe).encode()).hexdigest()[:16]}.so"
+    try:
+        return target if target.exists() else compilation.compile_library(instruction_set, target)
+    except PermissionError:  # a read-only home: for this process only
+        return compilation.compile_library(instruction_set, Path(tempfile.mkdtemp(prefix="sts-core-")) / target.name)
 
 
 @lru_cache(maxsize=64)
