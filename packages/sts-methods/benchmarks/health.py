@@ -1,7 +1,7 @@
 """What the health metrics cost: their share of the time of a whole training step, by the profiler, in runs of `fit`.
 
-    ci/bench health                the table goes into the package's README
-    ci/bench health --dry          print it and leave the README alone
+    ci/bench health                the table goes into docs/speed.md
+    ci/bench health --dry          print it and leave the page alone
 
 ResNet-18 (WRN-28-2 for FixMatch and Mean Teacher) on digits at 32 px. Batch 32 is small, so the shares are upper bounds
 for the recipes' own batches: a step grows with the batch, the norm over all weights does not.
@@ -14,7 +14,7 @@ import tempfile
 from typing import Any
 
 import torch
-from readme_table import machine, write_table
+from speed_page import machine, write_table
 
 from sts_core import spatial_temporal_smoothing
 from sts_methods import DataConfig, LocalRuntime, TrainingConfig, fit
@@ -50,7 +50,7 @@ def share_of_health(name: str, *, steps: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=6, help="profiled steps of each method")
-    parser.add_argument("--dry", action="store_true", help="print the table and leave the README alone")
+    parser.add_argument("--dry", action="store_true", help="print the table and leave the page alone")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     table = [f"One core ({machine()}).", "", "| method | ms of a step | health metrics, % of it |", "|---|---:|---:|"]

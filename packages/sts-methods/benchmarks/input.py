@@ -2,8 +2,8 @@
 
 They take turns in one run.
 
-    ci/bench input                        the table into the package's README
-    ci/bench input --dry                  print it and leave the README alone
+    ci/bench input                        the table into docs/speed.md
+    ci/bench input --dry                  print it and leave the page alone
     STS_DATA=folder ci/bench input        on the photographs of folder/voc2012_subset.tar
 
 One pinned core, one thread, CPU time (of loader processes too), medians over rounds in which all pipelines see the same
@@ -30,7 +30,7 @@ import torch
 from lightly.transforms import MoCoV2Transform
 from PIL import Image
 from pillow_pipelines import FixMatchTransform, moco_transform
-from readme_table import machine, write_table
+from speed_page import machine, write_table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
@@ -314,7 +314,7 @@ def rows(case: str, pipelines: dict[str, Pipeline], *, num_images: int, rounds: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12, help="timed rounds of each pipeline")
-    parser.add_argument("--dry", action="store_true", help="print the table and leave the README alone")
+    parser.add_argument("--dry", action="store_true", help="print the table and leave the page alone")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """One training step of BYOL and MoCo: ours against lightly's building blocks wired the same way, in one run.
 
-    ci/bench step                  all steps and options, one table of this one run into the package's README
-    ci/bench step --dry            print it and leave the README alone
+    ci/bench step                  all steps and options, one table of this one run into docs/speed.md
+    ci/bench step --dry            print it and leave the page alone
     ci/bench step --quick          lightly and ours only, printed; --only and --batch-size are for a look, too
 
 Same backbone, weights, images, learning rate and thread count; lightly's network is built from its heads, its loss, its
@@ -26,7 +26,7 @@ import torch
 from lightly.loss import NegativeCosineSimilarity, NTXentLoss
 from lightly.models.modules import BYOLPredictionHead, BYOLProjectionHead, MoCoProjectionHead
 from lightly.models.utils import batch_shuffle, batch_unshuffle, deactivate_requires_grad, update_momentum
-from readme_table import machine, write_table
+from speed_page import machine, write_table
 from torch import Tensor, nn
 
 from sts_core import temporal_moving_average
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, help="another batch size, for a quick look")
     parser.add_argument("--only", choices=[f"{m}-{c}" for m in ("byol", "moco") for c in CASES], action="append")
     parser.add_argument("--quick", action="store_true", help="lightly and ours only, none of the options")
-    parser.add_argument("--dry", action="store_true", help="print the table and leave the README alone")
+    parser.add_argument("--dry", action="store_true", help="print the table and leave the page alone")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     table = [

@@ -288,13 +288,3 @@ def test_a_batch_that_does_not_divide_and_a_missing_root_are_refused() -> None:
 def test_the_smallest_crop_can_be_overridden() -> None:
     views = digits("byol", crop_scale_min=0.9).make_views()
     assert all(view.crop_scale == (0.9, 1.0) for view in views)  # type: ignore[union-attr]
-
-
-def test_the_readmes_example_of_data_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = Path(__file__).parents[3] / "packages" / "sts-methods" / "README.md"
-    section = readme.read_text().split("## Data")[1].split("## Speed")[0]
-    names: dict[str, Any] = {}
-    exec(section.split("```python\n")[1].split("```")[0], names)
-    assert len(names["batch"].labels) == 8
-    assert len(names["weak"]) == len(names["strong"]) == 56
-    assert names["data"].label_split.sha256 in capsys.readouterr().out

@@ -174,7 +174,6 @@ def test_evaluation_skips_unreadable_images_as_training_does(folder: Path, caplo
     train, _ = evaluation_data(config_of(folder, on_error="skip"))
     items = [train[index] for index in range(len(train))] + [train[0]]
     assert len(items) == NUM_IMAGES + 1
-    assert "(3 so far)" in caplog.text
     assert len(caplog.records) == 3  # each is told once
     first = train.paths.index(damaged[0])
     after = next(index for index in range(first, NUM_IMAGES) if train.paths[index] not in damaged)

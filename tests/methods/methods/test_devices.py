@@ -85,6 +85,7 @@ def test_lars_keeps_its_state_on_the_gpu() -> None:
     assert {tensor.device for tensor in state} == {torch.device("meta")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "number"), [(name, k) for name, views in VIEWS.items() for k in range(len(views))])
 def test_views_of_images_on_a_gpu_are_made_there(name: str, number: int) -> None:
     view = VIEWS[name][number]

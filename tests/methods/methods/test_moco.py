@@ -121,6 +121,7 @@ def normalising_means(method: MoCo, network: Encoder, images: Tensor, *, step: i
     return means[places]
 
 
+@pytest.mark.slow
 def test_shuffling_separates_the_statistics_of_a_query_from_those_of_its_key() -> None:
     """Correlation over images between the mean that normalises the query and the mean that normalises the key."""
 

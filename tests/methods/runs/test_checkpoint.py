@@ -235,6 +235,7 @@ def test_a_full_disk_warns_while_training_and_fails_at_the_end_and_spares_the_pr
     assert state["meta"]["step"] == 1
 
 
+@pytest.mark.slow
 def test_a_killed_process_never_leaves_a_checkpoint_that_is_torn(tmp_path: Path) -> None:
     script = (
         "import pathlib, sys, torch\n"

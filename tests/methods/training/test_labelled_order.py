@@ -37,6 +37,7 @@ def class_counts(config: TrainingConfig, folder: Path, *, num_batches: int = 150
     return np.array([np.bincount(batch.labelled_part()[1].numpy(), minlength=10) for batch in batches])
 
 
+@pytest.mark.slow
 def test_the_classes_of_a_batch_vary_as_in_independent_draws(tmp_path: Path) -> None:
     counts = class_counts(CONFIG, tmp_path / "random")
     assert counts.mean() == pytest.approx(6.4)

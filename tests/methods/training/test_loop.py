@@ -29,6 +29,7 @@ from sts_methods.training.precision import autocast_dtype, cpu_supports
 from tests.methods.training import tiny_training as tiny
 
 
+@pytest.mark.slow
 def test_the_loop_equals_the_algorithm_written_out(tmp_path: Path) -> None:
     config = tiny.tiny_config(optimizer=OptimizerConfig(lr=0.5, momentum=0.0, weight_decay=0.01, schedule="constant"))
     config = TrainingConfig(**{**config.__dict__, "channels_last": False})
@@ -82,6 +83,7 @@ def test_without_smoothing_the_teacher_is_the_student(method: MethodConfig, tmp_
     assert not torch.equal(student["head.0.weight"], start.get_parameter("head.0.weight"))
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_config_are_the_same_to_the_bit(tmp_path: Path) -> None:
     first, second = (tiny.tiny_fit(tiny.tiny_config(), tiny.runtime(tmp_path / name)) for name in "ab")
     tiny.assert_same_bits(tiny.weights(first), tiny.weights(second))
@@ -110,6 +112,7 @@ def test_accumulated_gradients_are_the_mean_over_micro_batches(tmp_path: Path) -
     torch.testing.assert_close(result.method.predictor.weight.detach(), expected)
 
 
+@pytest.mark.slow
 def test_the_momentum_follows_its_schedule_and_a_spatial_ensemble_stays_one(tmp_path: Path) -> None:
     def applied(name: str, **changes: Any) -> list[float]:
         tiny.tiny_fit(tiny.tiny_config(steps=4, **changes), tiny.runtime(tmp_path / name))
@@ -254,6 +257,7 @@ def test_collapsed_features_stop_the_run_or_warn_once(tmp_path: Path) -> None:
     assert result.step == 12
 
 
+@pytest.mark.slow
 def test_drift_is_recorded_once_per_epoch_and_is_zero_for_a_frozen_teacher(tmp_path: Path) -> None:
     tiny.tiny_fit(tiny.tiny_config(track_drift=True), tiny.runtime(tmp_path / "moving"))
     drift = {
@@ -283,6 +287,7 @@ def test_channels_last_changes_no_result_beyond_rounding(tmp_path: Path) -> None
     torch.testing.assert_close(plain.method.student[0].weight, strided.method.student[0].weight, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled_networks_train_to_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 

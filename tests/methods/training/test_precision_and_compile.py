@@ -33,6 +33,7 @@ def test_a_step_in_reduced_precision_has_nearly_the_loss_of_float32_and_keeps_fl
     assert all(tensor.isfinite().all() for tensor in tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["byol", "moco_2_groups"])
 def test_a_step_of_compiled_networks_is_that_of_plain_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def trace_only(module: nn.Module) -> None:

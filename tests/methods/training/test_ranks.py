@@ -51,6 +51,7 @@ def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], *, tole
         assert (actual[name] - tensor).abs().max().item() <= allowed, name
 
 
+@pytest.mark.slow
 def test_rows_reach_the_rank_that_wants_them_in_its_order_and_keep_their_format(
     two_ranks: tuple[Results, Results], one_process: Results
 ) -> None:

@@ -39,6 +39,7 @@ def _everything() -> TrainingConfig:
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_that_crashes_at_random_steps_ends_with_the_same_bits(tmp_path: Path, seed: int) -> None:
     config = _everything()
@@ -93,6 +94,7 @@ def test_a_run_killed_over_and_over_ends_with_the_same_bits(tmp_path: Path) -> N
     assert [entry["step"] for entry in tiny.logged(folder)] == list(range(1, 121))
 
 
+@pytest.mark.slow
 def test_a_corrupt_newest_checkpoint_costs_time_and_not_bits(tmp_path: Path) -> None:
     config = tiny.tiny_config()
     straight = tiny.tiny_fit(config, tiny.runtime(tmp_path / "straight"))

@@ -52,6 +52,7 @@ def config_of(name: str) -> TrainingConfig:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_resumes_to_the_same_bits(tmp_path: Path, name: str) -> None:
     config = config_of(name)
@@ -72,6 +73,7 @@ def test_the_labels_of_a_run_are_stored_beside_it_and_hashed_in_its_checkpoints(
     assert read_manifest(tmp_path / "checkpoints" / "step-00000005")["meta"]["label_split"] == split.sha256
 
 
+@pytest.mark.slow
 def test_a_run_that_reads_files_in_processes_resumes_in_mid_epoch_with_any_number_of_them(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for number in range(14):

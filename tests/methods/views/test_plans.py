@@ -22,6 +22,7 @@ from tests.methods.views.one_view import augment_batch
 GPU, SIZE = torch.device("cuda", 0), 32
 VIEWS: dict[str, Views] = {
     "byol": two_views(recipe="byol", image_size=SIZE),
+    "byol_deepmind": two_views(recipe="byol_deepmind", image_size=SIZE),
     "dino": multi_crop(image_size=SIZE, num_local=3),
     "digits": (digit_crop(SIZE),) * 2,
     "mean_teacher": two_weak_views(image_size=SIZE),
@@ -42,7 +43,13 @@ def test_views_that_a_gpu_makes_together_are_those_made_alone(name: str) -> None
 
 
 def test_a_gpu_makes_views_together_that_differ_in_probabilities_only() -> None:
-    expected = {"byol": ((0, 1),), "dino": ((0, 1), (2, 3, 4)), "mean_teacher": ((0, 1),), "fixmatch": ((0,), (1,))}
+    expected = {
+        "byol": ((0, 1),),
+        "byol_deepmind": ((0, 1),),
+        "dino": ((0, 1), (2, 3, 4)),
+        "mean_teacher": ((0, 1),),
+        "fixmatch": ((0,), (1,)),
+    }
     assert {name: view_groups(VIEWS[name], GPU) for name in expected} == expected
     assert view_groups(VIEWS["byol"], torch.device("cpu")) == ((0,), (1,))
 

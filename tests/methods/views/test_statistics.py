@@ -161,11 +161,12 @@ def test_views_are_distributed_as_the_references(recipe: str, weaker: dict[str, 
     assert smallest_p(our_statistics(pictures, rounds, less), theirs) < threshold, f"the test must see {weaker}"
 
 
-@pytest.mark.parametrize("recipe", ["byol", "dino", "fixmatch", "digits"])
+@pytest.mark.parametrize("recipe", ["byol", "byol_deepmind", "dino", "fixmatch", "digits"])
 def test_views_are_computed_on_the_device_of_the_images(recipe: str) -> None:
     """On torch's meta device, which computes shapes only and refuses tensors that were left on the CPU."""
     known: dict[str, Views] = {
         "byol": two_views(recipe="byol", image_size=32),
+        "byol_deepmind": two_views(recipe="byol_deepmind", image_size=32),
         "dino": multi_crop(image_size=32, num_local=1),
         "fixmatch": weak_and_strong(image_size=32),
         "digits": (digit_crop(32),) * 2,

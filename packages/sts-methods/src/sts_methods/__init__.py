@@ -24,13 +24,16 @@ from sts_methods.networks.heads import Encoder, initialised_from, linear_classif
 from sts_methods.runs.backbone_files import load_backbone, save_backbone, verify_backbone
 from sts_methods.runs.checkpoint import CheckpointStore, read_checkpoint, read_manifest, write_checkpoint
 from sts_methods.runs.export import ExportReport, export
+from sts_methods.runs.hub_folder import export_to_hub_folder
 from sts_methods.runs.metrics_log import MetricsLog
-from sts_methods.runs.progress_line import ProgressDisplay, format_seconds
+from sts_methods.runs.progress_line import ProgressDisplay, columns_of, format_seconds, painted
 from sts_methods.runs.runtime import LocalRuntime, RunListener, RunPlan, Runtime, default_device
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.description import describe_training
 from sts_methods.training.failure_checks import CollapseError, NonFiniteLossError
+from sts_methods.training.initial import InitialConfig, InitialWeights, load_initial_, start_from_, warn_of_statistics
 from sts_methods.training.loop import TrainingResult, fit
+from sts_methods.training.observation import Observation
 from sts_methods.training.optimizers import OptimizerConfig, build_optimizer, learning_rate, set_learning_rate_
 from sts_methods.views.specs import (
     CropView,
@@ -47,15 +50,16 @@ from sts_methods.views.specs import (
 __all__ = [
     "METHODS", "Batch", "Byol", "ByolConfig", "CheckpointError", "CheckpointStore", "CollapseError", "CropView",
     "DataConfig", "DatasetRecord", "Dino", "DinoConfig", "Encoder", "ExportReport", "FixMatch", "FixMatchConfig",
-    "ImageArrays", "ImageFiles", "ImageReadError", "LabelSplit", "LocalRuntime", "MeanTeacher", "MeanTeacherConfig",
-    "MethodConfig", "MethodRecord", "MetricsLog", "MoCo", "MoCoConfig", "NonFiniteLossError", "OptimizerConfig",
-    "ProgressDisplay", "RankMismatchError", "RunListener", "RunPlan", "Runtime", "Split", "Stem", "StepResult",
-    "StrongView", "StudentTeacherMethod", "TrainingConfig", "TrainingData", "TrainingResult", "ViewsRecord",
-    "WeakView", "build_backbone", "build_method", "build_optimizer", "build_training_data", "cosine_distance",
-    "dataset_record", "default_device", "describe_training", "each_apart", "evaluation_data", "export", "fit",
-    "format_seconds", "health_metrics", "initialised_from", "label_split", "learning_rate", "linear_classifier",
-    "load_backbone", "method_record", "multi_crop", "norm_mlp", "num_features", "open_source", "read_checkpoint",
+    "ImageArrays", "ImageFiles", "ImageReadError", "InitialConfig", "InitialWeights", "LabelSplit", "LocalRuntime",
+    "MeanTeacher", "MeanTeacherConfig", "MethodConfig", "MethodRecord", "MetricsLog", "MoCo", "MoCoConfig",
+    "NonFiniteLossError", "Observation", "OptimizerConfig", "ProgressDisplay", "RankMismatchError", "RunListener",
+    "RunPlan", "Runtime", "Split", "Stem", "StepResult", "StrongView", "StudentTeacherMethod", "TrainingConfig",
+    "TrainingData", "TrainingResult", "ViewsRecord", "WeakView", "build_backbone", "build_method", "build_optimizer",
+    "build_training_data", "columns_of", "cosine_distance", "dataset_record", "default_device", "describe_training",
+    "each_apart", "evaluation_data", "export", "export_to_hub_folder", "fit", "format_seconds", "health_metrics",
+    "initialised_from", "label_split", "learning_rate", "linear_classifier", "load_backbone", "load_initial_",
+    "method_record", "multi_crop", "norm_mlp", "num_features", "open_source", "painted", "read_checkpoint",
     "read_manifest", "recipes", "register_dataset", "register_method", "register_views", "save_backbone",
-    "set_learning_rate_", "two_views", "two_weak_views", "use_cross_rank_batch_norm", "verify_backbone",
-    "weak_and_strong", "write_checkpoint",
+    "set_learning_rate_", "start_from_", "two_views", "two_weak_views", "use_cross_rank_batch_norm", "verify_backbone",
+    "warn_of_statistics", "weak_and_strong", "write_checkpoint",
 ]  # fmt: skip

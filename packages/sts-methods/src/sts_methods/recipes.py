@@ -68,14 +68,15 @@ def byol_imagenet(
 
 
 def _byol_deepmind(*, epochs: int, m: float | None, p: float) -> TrainingConfig:
-    """LARS, batch 4096, bicubic crops, blocks that start as the identity.
+    """LARS, batch 4096, bicubic crops, colours of DeepMind's own, blocks that start as the identity.
 
     What differs from DeepMind's. The batch is made of micro-batches, so batch norm covers 256 images where the original
-    covers all 4096. Its jitter adds to the brightness where ours multiplies, takes contrast about the mean of each
-    channel and saturation in HSV; ours is Pillow's. The blur is Pillow's,
-    three boxes of the drawn deviation, where the original is a Gaussian of 23 taps. Its bicubic resizing, in evaluation
-    too, has no antialias; ours has, and evaluation is bilinear. Its convolutions are initialised as haiku's, padded as
-    TensorFlow's, and its target network starts from weights of its own, ours from the student's.
+    covers all 4096. The blur is Pillow's, three boxes of the drawn deviation that repeat the border, where the original
+    is a Gaussian of 23 taps that takes black beyond it. Its bicubic resizing, in evaluation too, has no antialias; ours
+    has, and evaluation is bilinear. It cuts off what of a crop lies outside of its image, where ours draws again. Our
+    pixels are whole levels after crop, jitter and blur, the original's are not. Its weights start as haiku's (normal
+    with variance 1/fan-in, cut at two deviations), ours as timm's (convolutions) and torch's (linear layers); its
+    convolutions are padded as TensorFlow's; its target network starts from weights of its own, ours from the student's.
     """
     if epochs not in DEEPMIND_RATES:
         known = ", ".join(map(str, DEEPMIND_RATES))
@@ -84,7 +85,7 @@ def _byol_deepmind(*, epochs: int, m: float | None, p: float) -> TrainingConfig:
     return replace(
         base,
         method=ByolConfig(backbone="resnet50", output_bias=False, zero_init_last=True),  # DeepMind, utils/networks.py
-        data=replace(base.data, interpolation="bicubic"),  # DeepMind
+        data=replace(base.data, views="byol_deepmind", interpolation="bicubic"),  # DeepMind, utils/augmentations.py
         optimizer=OptimizerConfig(
             name="lars",
             lr=DEEPMIND_RATES[epochs],

@@ -52,7 +52,7 @@ class EvaluationDataset(Dataset[tuple[Tensor, int]]):
             except ImageReadError as error:
                 if place not in self._skipped:
                     self._skipped.add(place)
-                    logger.warning("skipped image %d (%d so far): %s", place, len(self._skipped), error)
+                    logger.warning("skipped image %d: %s", place, error)  # the same words from every process
         raise ImageReadError(f"none of the {len(self)} images is readable: set on_error to raise to see why")
 
     def _pixels(self, index: int) -> Tensor:

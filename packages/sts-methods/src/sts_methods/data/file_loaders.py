@@ -94,7 +94,7 @@ class FileFeed:
         for index, message in failures.items():
             if index not in self.skipped:
                 self.skipped[index] = message
-                logger.warning("skipped image %d (%d so far): %s", index, len(self.skipped), message)
+                logger.warning("skipped image %d: %s", index, message)  # in the same words on every rank
 
 
 def _finished(images: Tensor, plan: ViewPlan | None) -> Tensor:

@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from sts_core import StsError
 from sts_methods.draws import ByteImage
@@ -23,10 +23,17 @@ def read_image(path: str) -> ByteImage:
             return decode(file.read())
     # Pillow reports broken files with any of these.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = _reason(error)
         raise ImageReadError(
             f'every image must be readable, {path} is not ({reason}): repair it, or set on_error="skip"'
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """One line, the same wherever it happens: Pillow names the address of the stream that is no image."""
+    if isinstance(error, UnidentifiedImageError):
+        return "no image in a format that Pillow knows"
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def decode(data: bytes) -> ByteImage:

@@ -8,15 +8,15 @@ teacher.json          {"format": "sts-backbone", "version": 1, "backbone": "resn
 
 import hashlib
 import json
-from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from sts_core import Network, StateError
 from sts_core.files import replacing, write_atomically
+from sts_core.weights import load_strictly
 from sts_methods.networks.backbones import Stem, build_backbone, num_features
 
 _MANIFEST = {"format": "sts-backbone", "version": 1}
@@ -61,7 +61,7 @@ def load_backbone(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     """The backbone that `save_backbone` wrote, in eval mode on the CPU, and its manifest."""
     manifest, tensors_path = verify_backbone(path), _paths(path)[0]
     module = build_backbone(manifest["backbone"], stem=manifest["stem"])
-    load_strictly(module, load_file(tensors_path), str(tensors_path))
+    load_strictly(module, load_file(tensors_path), origin=str(tensors_path))
     return module.eval(), manifest
 
 
@@ -85,19 +85,6 @@ def verify_backbone(path: str | Path) -> dict[str, Any]:
     if manifest.get("sha256") != _sha256(tensors_path):
         raise StateError(f"the tensors must be those of the manifest, {tensors_path} was changed: save it again")
     return manifest
-
-
-def load_strictly(
-    module: nn.Module, state: Mapping[str, Tensor], where: str, *, missing: Set[str] = frozenset()
-) -> None:
-    expected = set(module.state_dict()) - missing
-    lacking, unknown = sorted(expected - set(state)), sorted(set(state) - expected)
-    if lacking or unknown:
-        raise StateError(
-            f"all {len(expected)} tensors must match by name, {where} lacks {lacking[:3]} and has unknown "
-            f"{unknown[:3]} ({len(lacking)} and {len(unknown)} in all): use the backbone and stem it was saved with"
-        )
-    module.load_state_dict(state, strict=not missing)
 
 
 def _paths(path: str | Path) -> tuple[Path, Path]:

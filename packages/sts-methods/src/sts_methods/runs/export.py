@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from sts_core import ConfigError, StateError
 from sts_core.files import replacing
-from sts_methods.runs.backbone_files import load_backbone, load_strictly
+from sts_core.weights import load_strictly
+from sts_methods.runs.backbone_files import load_backbone
 from sts_methods.runs.detectron2 import detectron2_features, detectron2_name
 
 Format = Literal["torchvision", "timm", "detectron2"]
@@ -94,7 +95,7 @@ def _torchvision_features(name: str, path: Path, images: Tensor) -> Tensor:
     import torchvision
 
     network = torchvision.models.get_model(name, weights=None).eval()
-    load_strictly(network, torch.load(path, weights_only=True), f"torchvision's {name}", missing=_CLASSIFIER)
+    load_strictly(network, torch.load(path, weights_only=True), origin=str(path), missing=_CLASSIFIER)
     network.fc = nn.Identity()
     features: Tensor = network(images)
     return features
@@ -105,7 +106,7 @@ def _timm_features(name: str, path: Path, images: Tensor) -> Tensor:
     import timm
 
     network = timm.create_model(name, num_classes=0).eval()
-    load_strictly(network, load_file(path), f"timm's {name}")
+    load_strictly(network, load_file(path), origin=str(path))
     features: Tensor = network(images)
     return features
 

@@ -1,4 +1,4 @@
-"""The progress display: one line that is rewritten on a terminal, plain lines now and then elsewhere."""
+"""The progress display: a bar and a line that are rewritten on a terminal, plain lines now and then elsewhere."""
 
 import os
 import sys
@@ -6,8 +6,9 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from statistics import harmonic_mean
-from typing import TextIO
+from typing import Literal, TextIO
 
+Colour = Literal["green", "yellow", "bold"]
 HEALTH = {
     "feature_std": "std",
     "effective_rank": "rank",
@@ -18,6 +19,8 @@ HEALTH = {
 """Metrics of a step that tell whether the training is well, and what the display calls them."""
 
 
+_BAR = 12  # columns
+_COLOURS = {"green": 32, "yellow": 33, "bold": 1}
 _WINDOWS = 20  # that the time left is estimated from: a single one may hold a checkpoint, or another program's minute
 
 
@@ -26,6 +29,20 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def painted(text: str, colour: Colour, stream: TextIO) -> str:
+    """The text in a colour if `stream` is a terminal, unless NO_COLOR is set or the terminal is dumb."""
+    plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """Columns of the terminal less the cursor's: a longer line would wrap, and could not be rewritten."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns - 1 if stream.isatty() else None
+    except (OSError, ValueError):
+        return None
 
 
 def progress_line(
@@ -49,9 +66,16 @@ def progress_line(
     if "loss" in metrics:
         parts.append(f"loss {metrics['loss']:.4g}")
     parts += [f"{label} {metrics[name]:.3g}" for name, label in HEALTH.items() if name in metrics]
-    while width is not None and len(parts) > 1 and len("  ".join(parts)) > width:
+    while width and len(parts) > 1 and len("  ".join(parts)) > width:
         parts.pop()
     return "  ".join(parts)
+
+
+def bar(share: float, stream: TextIO, *, width: int = _BAR) -> str:
+    """`━━━━────────`, in a colour for what is done, or `####--------` where the terminal has no such letters."""
+    done, left = "━─" if "utf" in (getattr(stream, "encoding", None) or "").lower() else "#-"
+    reached = round(min(max(share, 0.0), 1.0) * width)
+    return painted(done * reached, "green", stream) + left * (width - reached)
 
 
 class ProgressDisplay:
@@ -77,28 +101,21 @@ class ProgressDisplay:
         if not self._interactive and not last and now - self._shown_at < self.every_seconds:
             return
         self._shown_at = now
+        room = columns_of(self.stream)
         line = progress_line(
             metrics,
             total_steps=self.total_steps,
             images_per_step=self.images_per_step,
-            width=self._room(),
+            width=room and max(room - _BAR - 2, 1),
             usual_rate=harmonic_mean(self._rates) if self._rates else None,
         )
         if self._interactive:
-            self.stream.write("\r" + line.ljust(self._width))
+            share = int(metrics["step"]) / max(self.total_steps, 1)
+            self.stream.write(f"\r{bar(share, self.stream)}  {line.ljust(self._width)}")
             self._width = len(line)
         else:
             self.stream.write(line + "\n")
         self.stream.flush()
-
-    def _room(self) -> int | None:
-        """Columns of the terminal less the cursor's: a longer line would wrap, and could not be rewritten."""
-        if not self._interactive:
-            return None
-        try:
-            return os.get_terminal_size(self.stream.fileno()).columns - 1 or None
-        except (OSError, ValueError):
-            return None
 
     def close(self) -> None:
         """Leave the last line standing."""

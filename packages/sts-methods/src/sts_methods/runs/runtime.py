@@ -45,7 +45,7 @@ class RunPlan:
 class Runtime(Protocol):
     """What `fit` asks of its surroundings.
 
-    In this order: `wrap`, `restore`, `start`, any number of `report`s, `close`; each is called equally often on every
+    In this order: `restore`, `wrap`, `start`, any number of `report`s, `close`; each is called equally often on every
     rank. `close` is called whether the steps go well or not.
     """
 

@@ -11,6 +11,7 @@ from sts_methods.data.config import DataConfig
 from sts_methods.methods.base import MethodConfig
 from sts_methods.methods.registry import METHODS, method_record
 from sts_methods.training.failure_checks import Reaction
+from sts_methods.training.initial import FROM_SEED, InitialConfig
 from sts_methods.training.optimizers import OptimizerConfig
 from sts_methods.validation import check_not_negative
 
@@ -23,6 +24,8 @@ class TrainingConfig:
 
     method: MethodConfig = field(metadata={"choices": METHODS})
     """The method and its numbers."""
+    initial: InitialConfig = added(FROM_SEED)
+    """Trained weights to start from."""
     smoothing: SmoothingConfig = field(
         # The paper's BYOL, m from STS repo; its teacher runs in train mode with statistics of its own.
         default_factory=lambda: spatial_temporal_smoothing(0.99, 0.7, buffers="keep")

@@ -51,6 +51,7 @@ def _conditions(config: TrainingConfig) -> dict[str, Any]:
     return {
         "method": method_name(method),
         **own,
+        "initial_weights": config.initial.weights,
         "dataset": data.dataset,
         "num_labels": data.num_labels,
         "unlabelled_ratio": data.unlabelled_ratio,

@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sts_core import output_drift, parameter_drift
+from sts_core import ConfigError, output_drift, parameter_drift
+from sts_core.distributed import gather_batch
+from sts_methods.data.batches import TrainingData
+from sts_methods.training.config import TrainingConfig
 
 
 class DriftTracker:
@@ -32,3 +35,17 @@ class DriftTracker:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.previous.load_state_dict(state)
+
+
+def drift_tracker(config: TrainingConfig, data: TrainingData, teacher: nn.Module) -> DriftTracker:
+    """On the first view of the ranks' first batch: the same images in every run of this seed and after a resume."""
+    steps = config.last_step(data.steps_per_epoch)
+    if steps < data.steps_per_epoch:
+        raise ConfigError(
+            f"track_drift compares the teacher epoch by epoch, got {steps} of an epoch's {data.steps_per_epoch} steps: "
+            "train at least one, or set track_drift to false"
+        )
+    first = next(data.steps(0))[0]
+    if config.data.on_error == "skip":
+        data.skipped.clear()  # a resumed run may have met none of these
+    return DriftTracker(teacher, gather_batch(first.views[0]))

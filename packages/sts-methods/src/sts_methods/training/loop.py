@@ -11,6 +11,7 @@ from sts_methods.data.batches import TrainingData
 from sts_methods.methods.base import StudentTeacherMethod
 from sts_methods.runs.runtime import Runtime
 from sts_methods.training.config import TrainingConfig
+from sts_methods.training.observation import Observation
 from sts_methods.training.run import Run
 
 
@@ -40,18 +41,20 @@ def fit(
     *,
     method: StudentTeacherMethod | None = None,
     data: TrainingData | None = None,
+    observation: Observation | None = None,
 ) -> TrainingResult:
     """Train `config` on `runtime`, from its newest checkpoint if it has one.
 
     Each step, as in the paper's algorithm: the loss of the student against the teacher, an optimizer step of the
-    student, an update of the teacher. A `method` or `data` of your own takes the place of the config's.
+    student, an update of the teacher. A `method` or `data` of your own takes the place of the config's. An
+    `observation` measures the networks after some of the epochs, and changes no bit of them.
 
     >>> config = TrainingConfig(method=ByolConfig(backbone="test_resnet"), data=DataConfig(image_size=12), steps=2)
     >>> result = fit(config, LocalRuntime("runs/digits", progress=False))
     >>> result.step, (result.folder / "teacher.safetensors").is_file()
     (2, True)
     """
-    run = Run(config, runtime, method=method, data=data)
+    run = Run(config, runtime, method=method, data=data, observation=observation)
     try:
         run.start()
         for step in range(run.step, run.last_step):

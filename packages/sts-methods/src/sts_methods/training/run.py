@@ -4,26 +4,28 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from sts_core import ConfigError, Network
-from sts_core.distributed import agree, gather_batch, gather_objects, verify_ranks
+from sts_core.distributed import agree, gather_objects, verify_ranks
 from sts_core.fields import incidental_names, with_present_names
 from sts_methods.batch import Batch
-from sts_methods.data.batches import TrainingData, build_training_data
+from sts_methods.data.batches import TrainingData
 from sts_methods.methods.base import StudentTeacherMethod
-from sts_methods.methods.registry import build_method, method_record
-from sts_methods.runs.backbone_files import save_backbone
+from sts_methods.methods.registry import build_method
 from sts_methods.runs.metrics_log import MetricWindow
 from sts_methods.runs.resume import check_resumable
 from sts_methods.runs.runtime import RunPlan, Runtime
 from sts_methods.training.config import TrainingConfig
+from sts_methods.training.data import build_data
 from sts_methods.training.description import describe_training, resolved
-from sts_methods.training.drift import DriftTracker
+from sts_methods.training.drift import drift_tracker
 from sts_methods.training.failure_checks import Guard
+from sts_methods.training.final_networks import FinalNetworks
+from sts_methods.training.initial import InitialWeights, remembered, start_from_, warn_of_statistics
 from sts_methods.training.learner import Learner
+from sts_methods.training.observation import Observation
 
 
 class Run:
@@ -36,13 +38,19 @@ class Run:
         *,
         method: StudentTeacherMethod | None = None,
         data: TrainingData | None = None,
+        observation: Observation | None = None,
     ) -> None:
-        self.config, self.runtime = config, runtime
-        self.data = data if data is not None else _build_data(config, runtime)
+        self.config, self.runtime, self.observation = config, runtime, observation
+        self.data = data if data is not None else build_data(config, runtime)
         self.last_step = config.last_step(self.data.steps_per_epoch)
+        self._config_json = resolved(config)
+        state = self._restored()
+        method = method if method is not None else build_method(config.method, seed=config.seed)
+        self.initial = self._start_from(method) if state is None else remembered(state["meta"])
+        """The trained weights that the backbones started from, if any."""
         self.learner = Learner(
             config,
-            method if method is not None else build_method(config.method, seed=config.seed),
+            method,
             runtime,
             total_steps=config.total_steps(self.data.steps_per_epoch),
             steps_per_epoch=self.data.steps_per_epoch,
@@ -54,14 +62,14 @@ class Run:
             least={"feature_std": config.collapse_feature_std, "effective_rank": config.collapse_effective_rank},
             scaled=self.learner.scaler.is_enabled(),
         )
-        self.drift = self._drift_tracker() if config.track_drift else None
+        self.drift = drift_tracker(config, self.data, self.learner.method.teacher) if config.track_drift else None
         self.step = 0
         """Optimizer steps done."""
         self.metrics: dict[str, float] = {}
         """The last metrics reported."""
         self._end_step = getattr(runtime, "end_step", None)  # a runtime may do without
-        self._config_json = resolved(config)
-        self._restore()
+        if state is not None:
+            self._resume_from(state)
         self.batches = self.data.steps(self.step)
         self._window, self._num_images, self._num_left_out = MetricWindow(), 0, 0
         self._unsettled: Mapping[str, Tensor] | None = None
@@ -70,6 +78,10 @@ class Run:
     def start(self) -> None:
         """Tell the runtime what is to come, and see that all ranks begin alike."""
         parts = 1 if self.data.label_split is None else 1 + self.config.data.unlabelled_ratio
+        notes = (
+            getattr(self.data, "note", None),  # data of the user's own may have none
+            None if self.initial is None else f"backbones start from {self.initial}",
+        )
         plan = RunPlan(
             config=self._config_json,
             training=describe_training(self.config),
@@ -78,7 +90,7 @@ class Run:
             steps_per_epoch=self.data.steps_per_epoch,
             images_per_step=self.config.global_batch_size * parts,
             keep_checkpoints=self.config.keep_checkpoints,
-            note=getattr(self.data, "note", None),  # data of the user's own may have none
+            note="\n".join(filter(None, notes)) or None,
         )
         self.runtime.start(plan)
         if self.runtime.rank == 0 and self.data.label_split is not None:
@@ -106,43 +118,31 @@ class Run:
         last = self.step == self.last_step
         if self._every(self.config.verify_ranks_every_steps) or last:
             verify_ranks(self.learner.named_tensors(), device=self.runtime.device)
-        drift: dict[str, float] = {}
-        if self.drift is not None and self._every(self.data.steps_per_epoch):
-            drift = self.drift.end_epoch()
-        log = bool(drift) or last or self._every(self.config.log_every_steps)
+        seen = self._end_of_epochs()
+        log = bool(seen) or last or self._every(self.config.log_every_steps)
         save = last or self._every(self.config.checkpoint_every_steps) or (log and self._minutes_passed())
         if log or save:
             self.settle()
-            self._report(batches, drift, save=save)
+            self._report(batches, seen, save=save)
         if self._end_step is not None:
             bank = self.learner.bank
             spread = bank is not None and bank.is_spread  # no rank could save it by itself
             self._end_step(self.step, None if spread else lambda: self.state_dict(self.learner.bank_state()))
 
-    def save_backbones(self) -> None:
-        """Rank 0 leaves teacher and student (.safetensors and .json each) and the bank's teachers in the run folder."""
-        if method_record(self.config.method) is None:
-            return  # not registered: nobody else could build its backbone by name
-        for network in get_args(Network) if self.runtime.rank == 0 else ():
-            self._save_backbone(network, self.learner.method.backbone(network), network, self._config_json["smoothing"])
-        if (bank := self.learner.bank) is None:
-            return
-        for name, smoothing in self._config_json["bank"].items():
-            if (teacher := bank.fetch(name)) is not None:
-                self._save_backbone(f"bank/{name}", teacher.get_submodule("backbone"), "teacher", smoothing)
+    def _end_of_epochs(self) -> dict[str, float]:
+        """What is recorded after whole epochs; the clock of images per second stands still meanwhile."""
+        started, epoch, seen = time.monotonic(), self.data.steps_per_epoch, dict[str, float]()
+        if self.drift is not None and self._every(epoch):
+            seen |= self.drift.end_epoch()
+        if self.observation is not None and self._every(epoch * self.observation.every_epochs):
+            seen |= self.observation.of(self.learner.method, self.runtime.device)
+        self._logged_at += time.monotonic() - started
+        return seen
 
-    def _save_backbone(self, path: str, module: nn.Module, network: Network, smoothing: Mapping[str, Any]) -> None:
-        method = self._config_json["method"]
-        save_backbone(
-            self.runtime.folder / path,
-            module,
-            backbone=method["backbone"],
-            stem=method["stem"],
-            network=network,
-            method=method["name"],
-            step=self.step,
-            smoothing=smoothing,
-        )
+    def save_backbones(self) -> None:
+        """The networks as they are, in the run folder."""
+        final = FinalNetworks(self.runtime.folder, self.config, self._config_json, self.initial)
+        final.save(self.learner, rank=self.runtime.rank, step=self.step)
 
     def close(self) -> None:
         """Stop reading data, and let the runtime finish its writes."""
@@ -160,6 +160,7 @@ class Run:
                 "config": self._config_json,
                 "label_split": self._label_split(),
                 "images": self._images(),
+                "initial": None if self.initial is None else self.initial.described(),
                 "world_size": self.runtime.world_size,
                 "metrics": self.metrics,
             },
@@ -167,24 +168,35 @@ class Run:
             "drift": self.drift.state_dict() if self.drift is not None else None,
         }
 
-    def _restore(self) -> None:
+    def _restored(self) -> dict[str, Any] | None:
+        """The checkpoint to resume from, if it belongs to this run."""
         state = self.runtime.restore()
-        if state is None:
-            return
-        check_resumable(
-            state["meta"] | {"config": with_present_names(self.config, state["meta"]["config"])},
-            config=self._config_json,
-            incidental=set(incidental_names(self.config)),
-            label_split=self._label_split(),
-            images=self._images(),
-            world_size=self.runtime.world_size,
-        )
+        if state is not None:
+            check_resumable(
+                state["meta"] | {"config": with_present_names(self.config, state["meta"]["config"])},
+                config=self._config_json,
+                incidental=set(incidental_names(self.config)),
+                label_split=self._label_split(),
+                images=self._images(),
+                world_size=self.runtime.world_size,
+            )
+        return state
+
+    def _start_from(self, method: StudentTeacherMethod) -> InitialWeights | None:
+        if self.config.initial.weights is None:
+            return None
+        origin = start_from_(method, self.config.initial, self.config.method)
+        if self.runtime.rank == 0:
+            warn_of_statistics(origin, self.config.data.statistics)
+        return origin
+
+    def _resume_from(self, state: Mapping[str, Any]) -> None:
         self.learner.load_state_dict(state)
         if self.drift is not None:
             self.drift.load_state_dict(state["drift"])
         self.step, self.metrics = state["meta"]["step"], dict(state["meta"]["metrics"])
 
-    def _report(self, batches: Sequence[Batch], drift: Mapping[str, float], *, save: bool) -> None:
+    def _report(self, batches: Sequence[Batch], seen: Mapping[str, float], *, save: bool) -> None:
         now = time.monotonic()
         applied = self.learner.smoother.applied
         self.metrics = {
@@ -196,7 +208,7 @@ class Run:
             "images_per_second": self._num_images / max(now - self._logged_at, 1e-9),
             **self._skipped_images(),
             **({"left_out_batches": self._num_left_out} if self.config.on_nonfinite == "warn" else {}),
-            **drift,
+            **seen,
         }
         self._num_images, self._num_left_out, self._logged_at = 0, 0, now
         self._saved_at = now if save else self._saved_at
@@ -229,44 +241,6 @@ class Run:
         if self.config.data.on_error != "skip":
             return {}
         return {"skipped_images": len(set().union(*gather_objects(set(self.data.skipped))))}
-
-    def _drift_tracker(self) -> DriftTracker:
-        """On the first view of the ranks' first batch: the same images in every run of this seed and after a resume."""
-        if self.last_step < self.data.steps_per_epoch:
-            raise ConfigError(
-                f"track_drift compares the teacher epoch by epoch, got {self.last_step} of an epoch's "
-                f"{self.data.steps_per_epoch} steps: train at least one, or set track_drift to false"
-            )
-        first = next(self.data.steps(0))[0]
-        if self.config.data.on_error == "skip":
-            self.data.skipped.clear()  # a resumed run may have met none of these
-        return DriftTracker(self.learner.method.teacher, gather_batch(first.views[0]))
-
-
-def _build_data(config: TrainingConfig, runtime: Runtime) -> TrainingData:
-    data = build_training_data(
-        config.data,
-        seed=config.seed,
-        global_batch_size=config.global_batch_size,
-        accumulation=config.accumulation,
-        rank=runtime.rank,
-        world_size=runtime.world_size,
-        device=runtime.device,
-        labelled_order=getattr(config.method, "labelled_order", "epochs"),
-    )
-    if data.steps_per_epoch < 1:
-        raise ConfigError(
-            f"an epoch needs at least one batch, but {data.num_samples} images do not fill one of "
-            f"{config.global_batch_size}: lower global_batch_size"
-        )
-    record = method_record(config.method)
-    classes = None if record is None else record.num_classes(config.method)
-    if classes is not None and classes != data.num_classes:
-        raise ConfigError(
-            f"method.num_classes must be the data's, got {classes} for {data.num_classes} classes: "
-            f"set it to {data.num_classes}"
-        )
-    return data
 
 
 def _num_images(batch: Batch) -> int:

@@ -122,7 +122,7 @@ def _likeness(view: View) -> Hashable:
     """Equal for views that differ in probabilities and ranges of draws only."""
     if not isinstance(view, CropView):
         return type(view), view
-    return view.size, view.interpolation, view.blur_sigma, view.rotation > 0, _active(view)
+    return view.size, view.interpolation, view.colours, view.blur_sigma, view.rotation > 0, _active(view)
 
 
 def plan_views(views: Views, keys: Keys, *, seed: int, streams: Sequence[int], side: tuple[int, int]) -> ViewPlan:
@@ -194,7 +194,7 @@ def crop_batch(images: Tensor, view: CropView, boxes: Tensor, flip: Tensor, rota
 
 def finish_crops_(x: Tensor, plan: CropPlan) -> Tensor:
     """Everything after the crop, batched: colour jitter, grayscale, blur, solarise, erase."""
-    jitter_(x, plan.jitter)
+    jitter_(x, plan.jitter, plan.view.colours)
     grayscale_(x, plan.grayscale)
     if len(plan.blurred):
         x.index_copy_(0, plan.blurred, blur(x.index_select(0, plan.blurred), plan.taps))

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -17,6 +18,8 @@ from sts_methods.views.batched import GRAY, CropDraws
 from sts_methods.views.blur import NUM_BOXES, blur_taps, box_radius, half_width
 from sts_methods.views.colour import ORDERS
 from sts_methods.views.specs import CropView, Interpolation
+
+SingleArray = npt.NDArray[np.float32]
 
 # Pillow cuts results to whole numbers where OpenCV rounds: shift by just under a half.
 _CUT = -0.499
@@ -69,7 +72,9 @@ def finish_crops_(pictures: ByteImage, view: CropView, draws: CropDraws) -> None
         mask.tolist() for mask in (draws.jitter.applied, draws.grayscale, draws.solarise, draws.erase)
     )
     for row, x in enumerate(pictures):
-        if jitter[row]:
+        if jitter[row] and view.colours == "tensorflow":
+            tensorflow_jitter_(x, orders[row], draws.jitter.factors[row])
+        elif jitter[row]:
             jitter_(x, orders[row], matrices[row], int(turns[row]))
         if gray[row]:
             cv2.cvtColor(cv2.cvtColor(x, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB, dst=x)
@@ -106,6 +111,31 @@ def jitter_(x: ByteImage, order: Sequence[int], matrices: FloatArray, turn: int)
             mean = math.floor(cv2.mean(cv2.cvtColor(x, cv2.COLOR_RGB2GRAY))[0] + 0.5)
             matrix = matrix + (1 - matrix[0, 0]) * mean * _OFFSET
         cv2.transform(x, matrix, dst=x)
+
+
+def tensorflow_jitter_(x: ByteImage, order: Sequence[int], factors: FloatArray) -> None:
+    """The same steps as `colour.tensorflow_tone` and `tensorflow_hue`, in float32 and rounded once."""
+    y: SingleArray = x.astype(np.float32)
+    for step in order:
+        factor = float(factors[step])
+        if step == 0:
+            y += 255 * (factor - 1)
+        elif step == 1:
+            y = cv2.transform(y, factor * _IDENTITY[:, :3]) + (1 - factor) * np.array(cv2.mean(y)[:3], np.float32)
+        else:
+            y = _in_hsv(y, step, factor)
+        np.clip(y, 0, 255, out=y)
+    np.copyto(x, np.rint(y), casting="unsafe")
+
+
+def _in_hsv(y: SingleArray, step: int, factor: float) -> SingleArray:
+    """Saturation times `factor` (step 2), or hue plus `factor` of a full turn (step 3)."""
+    hsv = cv2.cvtColor(y, cv2.COLOR_RGB2HSV)  # hue in degrees, saturation in [0, 1]
+    if step == 2:
+        hsv[:, :, 1] = np.minimum(hsv[:, :, 1] * factor, 1)
+    else:
+        hsv[:, :, 0] = (hsv[:, :, 0] + 360 * factor) % 360
+    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)  # type: ignore[no-any-return]
 
 
 def hue_(x: ByteImage, turn: int) -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 from sts_core import ConfigError
 
 Interpolation = Literal["bilinear", "bicubic"]
+Colours = Literal["pillow", "tensorflow"]
 Subject = Literal["photographs", "digits"]
 Range = tuple[float, float]
 
@@ -33,6 +34,9 @@ class CropView:
     """Probability of a horizontal flip."""
     jitter: float = 0.8
     """Probability of the colour jitter; its four steps come in random order."""
+    colours: Colours = "pillow"
+    """Whose jitter: Pillow's, or TensorFlow's as in DeepMind's BYOL, which adds to the brightness (± its share of
+    white), takes contrast about the mean of each channel and saturation in HSV."""
     brightness: float = 0.4
     """Brightness factor is uniform in 1 ± this."""
     contrast: float = 0.4
@@ -83,15 +87,21 @@ View = CropView | WeakView | StrongView
 Views = tuple[View, ...]
 
 
-def two_views(*, recipe: Literal["moco", "byol"] = "moco", image_size: int = 224) -> tuple[CropView, CropView]:
-    """The two views of MoCo v2 (equal) or BYOL (the second is blurred rarely and solarised sometimes)."""
+def two_views(
+    *, recipe: Literal["moco", "byol", "byol_deepmind"] = "moco", image_size: int = 224
+) -> tuple[CropView, CropView]:
+    """The two views of MoCo v2 (equal) or BYOL (the second is blurred rarely and solarised sometimes).
+
+    "byol" has the colour jitter of torchvision, as the paper's code, "byol_deepmind" that of BYOL's authors.
+    """
     if recipe == "moco":
         view = CropView(size=image_size)
         return view, view
-    if recipe != "byol":
-        raise ConfigError(f"two_views knows the recipes moco and byol, got {recipe!r}")
+    if recipe not in ("byol", "byol_deepmind"):
+        raise ConfigError(f"two_views knows the recipes moco, byol and byol_deepmind, got {recipe!r}")
     # BYOL, appendix B and deepmind-research byol/utils/augmentations.py.
-    shared = {"crop_scale": (0.08, 1.0), "saturation": 0.2}
+    colours = "tensorflow" if recipe == "byol_deepmind" else "pillow"
+    shared = {"crop_scale": (0.08, 1.0), "saturation": 0.2, "colours": colours}
     one = CropView(size=image_size, blur=1.0, **shared)  # type: ignore[arg-type]
     two = CropView(size=image_size, blur=0.1, solarise=0.2, **shared)  # type: ignore[arg-type]
     return one, two
@@ -188,6 +198,11 @@ for _record in (
         name="byol",
         photographs=lambda size, _: two_views(recipe="byol", image_size=size),
         digits=lambda size, _: (digit_crop(size),) * 2,
+    ),
+    ViewsRecord(
+        name="byol_deepmind",
+        photographs=lambda size, _: two_views(recipe="byol_deepmind", image_size=size),
+        digits=lambda size, _: (replace(digit_crop(size), colours="tensorflow"),) * 2,
     ),
     ViewsRecord(
         name="moco",

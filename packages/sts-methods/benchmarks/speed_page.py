@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs/speed.md"
 
 
 def machine() -> str:
@@ -17,10 +17,10 @@ def machine() -> str:
 
 
 def write_table(marker: str, lines: list[str]) -> None:
-    """Replace what is between <!-- bench:marker --> and <!-- /bench:marker --> in the README."""
+    """Replace what is between <!-- bench:marker --> and <!-- /bench:marker --> in docs/speed.md."""
     pattern = re.compile(rf"(<!-- bench:{marker} -->\n).*?(<!-- /bench:{marker} -->)", re.DOTALL)
     table = "\n".join(lines) + "\n"
-    text, count = pattern.subn(lambda match: f"{match[1]}{table}{match[2]}", README.read_text())
+    text, count = pattern.subn(lambda match: f"{match[1]}{table}{match[2]}", PAGE.read_text())
     if count != 1:
-        raise SystemExit(f"{README} must have one pair of bench:{marker} markers, found {count}")
-    README.write_text(text)
+        raise SystemExit(f"{PAGE} must have one pair of bench:{marker} markers, found {count}")
+    PAGE.write_text(text)
