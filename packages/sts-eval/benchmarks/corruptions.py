@@ -137,7 +137,7 @@ def generation_times(rounds: int) -> None:
 
 
 def bench_cells(quick: bool) -> tuple[bool, list[str]]:
-    """Whether both bars hold, and their lines in the README."""
+    """Whether both bars hold, and their lines in docs/speed.md."""
     num_images, rounds = (16, 2) if quick else (64, 5)
     with tempfile.TemporaryDirectory() as folder:
         source = write_cell(Path(folder), num_images)

@@ -1,7 +1,7 @@
 """How fast sts-eval measures, against scikit-learn and lightly on the same features in one run.
 
-    ci/bench eval              a few minutes on one core, then the numbers are written into the README
-    ci/bench eval --dry        print them and leave the README alone; so do --quick, a look, and --only, one section
+    ci/bench eval              a few minutes on one core, then the numbers are written into docs/speed.md
+    ci/bench eval --dry        print them and leave the page alone; so do --quick, a look, and --only, one section
 
 1. Feature extraction: decoding against the forward pass, without and with a loader process.
 2. A cell of ImageNet-C: the same, and one pass for two models (corruptions.py has more about cells).
@@ -50,8 +50,8 @@ NOISE = 1.05
 Job = Callable[[], float]
 """Does the work and returns the accuracy in percent."""
 Section = tuple[bool, list[str]]
-"""Whether its bar holds, and its lines in the README."""
-README = Path(__file__).parents[1] / "README.md"
+"""Whether its bar holds, and its lines in docs/speed.md."""
+PAGE = Path(__file__).parents[1] / "docs/speed.md"
 TABLE = ["| | against | times ours | top-1, ours and theirs |", "|---|---|---:|---:|"]
 
 
@@ -68,7 +68,7 @@ def interleaved(jobs: dict[str, Job], rounds: int) -> dict[str, tuple[float, flo
 
 
 def show(title: str, measured: dict[str, tuple[float, float]], ours: str) -> list[str]:
-    """Print what was measured; returns the rows of the README's table."""
+    """Print what was measured; returns the rows of the page's table."""
     print(f"\n{title}")
     rows = []
     for name, (seconds, accuracy) in measured.items():
@@ -254,21 +254,21 @@ def bench_exact_probes(quick: bool, rounds: int) -> Section:
 
 
 def write_lines(lines: list[str]) -> None:
-    """Replace what is between the markers of the README."""
+    """Replace what is between the markers of docs/speed.md."""
     pattern = re.compile(r"(<!-- bench:eval -->\n).*?(<!-- /bench:eval -->)", re.DOTALL)
-    text, count = pattern.subn(lambda match: f"{match[1]}{chr(10).join(lines)}\n{match[2]}", README.read_text())
+    text, count = pattern.subn(lambda match: f"{match[1]}{chr(10).join(lines)}\n{match[2]}", PAGE.read_text())
     if count != 1:
-        raise SystemExit(f"{README} must have one pair of bench:eval markers, found {count}")
-    README.write_text(text)
+        raise SystemExit(f"{PAGE} must have one pair of bench:eval markers, found {count}")
+    PAGE.write_text(text)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the sections asked for and, if these are all, write the README; 1 if a bar does not hold."""
+    """Run the sections asked for and, if these are all, write the page; 1 if a bar does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, says little about speed")
     parser.add_argument("--only", choices=("extraction", "cells", "knn", "probes"), help="one section")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved repetitions")
-    parser.add_argument("--dry", action="store_true", help="print the numbers and leave the README alone")
+    parser.add_argument("--dry", action="store_true", help="print the numbers and leave the page alone")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     sections: list[tuple[str, Callable[[], Section]]] = [

@@ -68,6 +68,7 @@ def test_every_severity_is_what_the_releases_script_makes_of_the_same_draws(name
         assert (made * noise).mean() == pytest.approx(product, abs=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_frost_is_as_strong_as_with_the_releases_photographs(side: int) -> None:
     clean = pattern(side)
@@ -187,6 +188,7 @@ def test_spatter_without_a_drop_leaves_the_image_as_it_is() -> None:
     assert np.array_equal(weather.spatter(clean, without_drops, np.random.RandomState(0)), clean)
 
 
+@pytest.mark.slow
 def test_keys_differ_between_image_corruption_severity_and_seed_and_agree_between_processes() -> None:
     arguments = [(0, "a/1", "fog", 1), (1, "a/1", "fog", 1), (0, "a/2", "fog", 1), (0, "a/1", "snow", 1)]
     keys = [corruption_key(*a) for a in (*arguments, (0, "a/1", "fog", 2))]

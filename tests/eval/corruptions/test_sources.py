@@ -120,7 +120,9 @@ def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
     write_tree(tmp_path, ["fog"])
     path = tmp_path / "fog/1/n01/b.JPEG"
     path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(DataError, match=r"every image must be readable, .*fog/1/n01/b.JPEG is not .*: unpack or copy"):
+    with pytest.raises(
+        DataError, match=r"every image must be readable, .*fog/1/n01/b.JPEG is not .*: repair it or copy"
+    ):
         FolderCorruptions(tmp_path, image_size=32).cell("fog", 1)[1]
 
 

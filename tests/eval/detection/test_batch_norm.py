@@ -31,6 +31,7 @@ dist.destroy_process_group()
 needs_detectron2 = pytest.mark.skipif(not detectron2_is_installed(), reason="detectron2 is not installed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layer_class",
     [

@@ -34,6 +34,7 @@ def detector():
     return build_detector(CONFIG, NARROW_SHAPE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
 def test_all_318_tensors_of_resnet50_are_used_and_its_features_are_kept(library):
     backbone = (

@@ -60,6 +60,7 @@ def assert_equal(first, second):
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_ends_with_the_same_bits(tree, tmp_path):
     config = tiny_config(tree)
     whole = prepare(config, tmp_path / "whole")
@@ -73,6 +74,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(tree, tmp_path):
     assert_equal(weights(rest), weights(whole))
 
 
+@pytest.mark.slow
 def test_a_torn_checkpoint_is_skipped_for_the_one_before_and_the_metrics_hold_each_iteration_once(tree, tmp_path):
     config = tiny_config(tree)
     first = prepare(config, tmp_path)
@@ -87,11 +89,13 @@ def test_a_torn_checkpoint_is_skipped_for_the_one_before_and_the_metrics_hold_ea
     assert [line["iteration"] for line in lines] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_only_the_newest_checkpoints_stay(tree, tmp_path):
     prepare(tiny_config(tree, keep_checkpoints=1), tmp_path).run()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iteration-00000004.pt"]
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_run_is_refused(tree, tmp_path):
     prepare(tiny_config(tree), tmp_path).run(stop=1)
     with pytest.raises(StateError, match="checkpoints of other settings, other images or another backbone"):
@@ -177,6 +181,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_workers_train_the_weights_of_one_resume_to_the_bit_and_agree_on_the_result(tmp_path):
     # Same-sized images: otherwise padding, and with it the statistics, depend on who shares a worker.
     root = write_synthetic_voc(tmp_path / "voc", splits={"trainval": 8, "test": 3})
@@ -207,6 +212,7 @@ def test_two_workers_train_the_weights_of_one_resume_to_the_bit_and_agree_on_the
         assert apart < 1e-2 * moved, kind
 
 
+@pytest.mark.slow
 def test_twenty_iterations_lower_the_loss_and_the_result_names_its_conditions(tree, tmp_path):
     config = tiny_config(tree, iterations=20, train_sizes=(96,), horizontal_flip=False)
     metrics = []

@@ -6,7 +6,7 @@ from PIL import Image
 from torchvision import transforms
 
 from sts_core.errors import ConfigError
-from sts_eval import Backbone, CentreCrop, CleanFolder, DataError, image_folder
+from sts_eval import Backbone, CentreCrop, CleanFolder, DataError, extract_features, image_folder
 from sts_eval.features import images
 from sts_eval.features.backbone_source import timm_preprocessing
 from sts_eval.features.images import (
@@ -38,6 +38,7 @@ def test_the_centre_crop_equals_torchvisions(size):
     assert torch.allclose(CentreCrop(224)(image), reference(image), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_crops_equal_torchvisions_to_the_pixel_for_every_size():
     reference = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])
     sizes = [(294, 196), (196, 294), *((w, h) for w in range(180, 340, 13) for h in range(181, 340, 9))]
@@ -139,6 +140,19 @@ def test_an_image_of_sixteen_bits_is_refused_and_not_clipped_to_white():
     deep = Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16))
     with pytest.raises(DataError, match="8 bits per channel, got mode 'I;16': convert it"):
         CentreCrop(8)(deep)
+
+
+def test_a_folder_names_its_image_of_sixteen_bits_whoever_reads_it(tmp_path):
+    (tmp_path / "stars").mkdir()
+    Image.fromarray(np.full((40, 40), 40_000, dtype=np.uint16)).save(tmp_path / "stars" / "deep.png")
+    of_path = r"stars/deep.png is not \(an image must have 8 bits per channel"
+    with pytest.raises(DataError, match=of_path):
+        image_folder(tmp_path, image_size=32)[0]
+    with pytest.raises(DataError, match=of_path) as caught:
+        extract_features(torch.nn.Flatten(), image_folder(tmp_path, image_size=32))
+    assert str(caught.value).count("must be readable") == 1
+    with pytest.raises(DataError, match=of_path):
+        CleanFolder(tmp_path, image_size=32).image(0)
 
 
 def test_a_timm_network_brings_its_own_preprocessing_and_any_of_it_can_be_given():

@@ -280,8 +280,9 @@ def test_conditions_come_from_what_the_run_says_of_its_training(tmp_path):
 def write_run(folder, entry, *, metrics=None, **changes):
     """A run of the paper's BYOL with STS as pipelines write it; `changes` are of whole sections."""
     from sts_pipelines.catalog import CATALOG
-    from sts_pipelines.config.pipeline import PipelineConfig, plain_of
-    from sts_pipelines.config.plain import from_dict
+    from sts_pipelines.config.kinds import plain_of
+    from sts_pipelines.config.pipeline import PipelineConfig
+    from sts_pipelines.config.reading import from_dict
     from sts_pipelines.config.run_folder import describe_run
 
     plain = plain_of(CATALOG["byol-imagenet-200ep-sts"].build()) | {"name": folder.name}

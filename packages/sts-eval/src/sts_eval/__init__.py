@@ -37,21 +37,23 @@ from sts_eval.probes.linear.probe import LinearProbeResult, linear_probe
 from sts_eval.probes.linear.protocol import LinearProbeConfig, byol_protocol, fast_protocol, moco_protocol
 from sts_eval.probes.neighbours import NeighboursConfig, NeighboursResult, nearest_neighbours
 from sts_eval.report import charts
-from sts_eval.report.build import write_report
+from sts_eval.report.averages import write_averages_report
+from sts_eval.report.build import results_markdown, write_report
 from sts_eval.results import RunResults, add_entries, read_results, write_results
+from sts_eval.runs.averages import Average, Averages, read_averages
 from sts_eval.runs.drift import DriftCurve, DriftRecord, drift_curve, read_drift, smoothing_effect, teacher_dynamics
 
 __all__ = [
-    "MAIN_CORRUPTIONS", "PUBLISHED", "ArrayCorruptions", "Backbone", "CellResult", "CentreCrop", "CheckpointAccuracy",
-    "CheckpointError", "CleanArrays", "CleanFolder", "Comparison", "CorruptionConfig", "CorruptionDifference",
-    "CorruptionResult", "DataError", "DetectionConfig", "DetectionResult", "DriftCurve", "DriftRecord", "Estimate",
-    "Evaluation", "FeatureConfig", "Features", "FewLabelsResult", "FolderCorruptions", "GeneratedCorruptions",
-    "LinearProbeConfig", "LinearProbeResult", "Metric", "NeighboursConfig", "NeighboursResult", "PublishedNumber",
-    "RunResults", "add_entries", "byol_protocol", "cells_of", "charts", "classification_accuracy",
+    "MAIN_CORRUPTIONS", "PUBLISHED", "ArrayCorruptions", "Average", "Averages", "Backbone", "CellResult", "CentreCrop",
+    "CheckpointAccuracy", "CheckpointError", "CleanArrays", "CleanFolder", "Comparison", "CorruptionConfig",
+    "CorruptionDifference", "CorruptionResult", "DataError", "DetectionConfig", "DetectionResult", "DriftCurve",
+    "DriftRecord", "Estimate", "Evaluation", "FeatureConfig", "Features", "FewLabelsResult", "FolderCorruptions",
+    "GeneratedCorruptions", "LinearProbeConfig", "LinearProbeResult", "Metric", "NeighboursConfig", "NeighboursResult",
+    "PublishedNumber", "RunResults", "add_entries", "byol_protocol", "cells_of", "charts", "classification_accuracy",
     "compare_corruptions", "compare_with_paper", "comparison_table", "corruption_robustness", "detection_transfer",
     "drift_curve", "estimate", "evaluate_cell", "evaluate_checkpoints", "evaluation_called", "extract_features",
     "fast_protocol", "few_labels", "image_folder", "linear_probe", "load_run", "load_source", "merge_cells",
-    "moco_protocol", "nearest_neighbours", "published", "published_rows", "read_drift", "read_results",
-    "register_evaluation", "registered_evaluations", "require_backend", "smoothing_effect", "teacher_dynamics",
-    "top_k_accuracy", "write_report", "write_results",
+    "moco_protocol", "nearest_neighbours", "published", "published_rows", "read_averages", "read_drift", "read_results",
+    "register_evaluation", "registered_evaluations", "require_backend", "results_markdown", "smoothing_effect",
+    "teacher_dynamics", "top_k_accuracy", "write_averages_report", "write_report", "write_results",
 ]  # fmt: skip

@@ -50,7 +50,9 @@ class Evaluation:
     own_section: bool = False
     """A report has a section of its own for it."""
     trains_nothing: bool = False
-    """Quick enough to be measured of networks in training."""
+    """It takes no training of its own, so that a search may rank unfinished trials by it."""
+    in_training: bool = False
+    """It, or a quick form of it, can be measured of networks in training."""
     logged: bool = False
     """Training records it; nothing is left to be measured afterwards."""
     config: Any = None

@@ -108,7 +108,8 @@ def text_of(entry: Entry, *names: str) -> str:
 
 
 def _path(path: str | Path) -> Path:
-    return Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+    """A file is one that ends in .json; all else is a run's folder, which need not be there yet."""
+    return Path(path) if Path(path).suffix == ".json" and not Path(path).is_dir() else Path(path) / FILE_NAME
 
 
 def write_results(path: str | Path, results: RunResults) -> Path:

@@ -25,7 +25,7 @@ from sts_eval.corruptions.benchmark import (
     check_severities,
 )
 from sts_eval.errors import DataError
-from sts_eval.features.images import centre_box, folders_in, is_image
+from sts_eval.features.images import centre_box, folders_in, is_image, read_image
 from sts_eval.features.samples import check_labels
 
 ImageArray = npt.NDArray[np.uint8]
@@ -68,16 +68,6 @@ def digest_of(names: Sequence[str], labels: Sequence[int]) -> str:
     """A short hash of which images a cell holds, in which order and with which labels."""
     lines = "\n".join(f"{name}\t{label}" for name, label in zip(names, labels, strict=True))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
-
-
-def read_image(path: Path) -> Image.Image:
-    """Decode an image file as RGB."""
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:
-        reason = type(error).__name__
-        raise DataError(f"every image must be readable, {path} is not ({reason}): unpack or copy it again") from error
 
 
 def center_crop(image: Image.Image, side: int, path: Path) -> ImageArray:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -25,28 +26,49 @@ from sts_eval.corruptions.folders import (
     digest_of,
     image_names,
     image_tree,
-    read_image,
 )
 from sts_eval.corruptions.functions import GENERATOR, SMALLEST_SIDE, corrupt_image, corruption_key
 from sts_eval.corruptions.pixels.strengths import table_for
 from sts_eval.errors import DataError
-from sts_eval.features.images import centre_crop
+from sts_eval.features.images import centre_crop, read_image
 
 RELEASED_QUALITY = 85  # make_imagenet_c.py saves its results as JPEG of quality 85
 RESIZE_RATIO = 256 / 224  # make_imagenet_c.py: Resize(256), CenterCrop(224), then the corruption
 
 
 class CleanFolder:
-    """Clean images as root/class/image, resized and cropped as ImageNet-C's were before they were corrupted."""
+    """Clean images as root/class/image, resized and cropped as ImageNet-C's were before they were corrupted.
 
-    def __init__(self, root: str | Path, *, image_size: int = 224, classes: Sequence[str] | None = None) -> None:
+    With `skip_unreadable` all are decoded once, and those that cannot be are left out, each with a warning.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        image_size: int = 224,
+        classes: Sequence[str] | None = None,
+        skip_unreadable: bool = False,
+    ) -> None:
         self.root, self.image_size = Path(root), image_size
         _check_side(image_size)
         self.classes = class_folders(self.root, classes)
-        self.samples = image_tree(self.root, self.classes)
+        listed = image_tree(self.root, self.classes)
+        self.samples = [sample for sample in listed if self._is_readable(sample[0])] if skip_unreadable else listed
+        if not self.samples:
+            raise DataError(f"some image must be readable, none of the {len(listed)} under {root} is: repair them")
+        self.num_skipped = len(listed) - len(self.samples)
         self.names = image_names(self.samples, self.root)
         self.labels = np.array([label for _, label in self.samples], dtype=np.int64)
         self.num_classes = len(self.classes)
+
+    def _is_readable(self, file: str) -> bool:
+        try:
+            read_image(self.root / file)
+        except DataError as error:
+            warnings.warn(f"left out an image: {error}", UserWarning, stacklevel=3)
+            return False
+        return True
 
     @cached_property
     def pixels(self) -> str:
@@ -169,6 +191,7 @@ class GeneratedCorruptions:
 
     def describe(self) -> dict[str, Any]:
         clean = self.clean
+        skipped = {"skipped": clean.num_skipped} if isinstance(clean, CleanFolder) and clean.num_skipped else {}
         return {
             "source": "generated",
             "seed": self.seed,
@@ -178,6 +201,7 @@ class GeneratedCorruptions:
             "jpeg_quality": RELEASED_QUALITY if isinstance(clean, CleanFolder) else None,
             "generator": self.generator,
             "parameters": table_for(clean.image_size),
+            **skipped,
         }
 
     def _claim(self, cache: Path) -> None:

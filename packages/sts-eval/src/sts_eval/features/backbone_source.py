@@ -8,15 +8,15 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from sts_core import CheckpointError, ConfigError
-from sts_eval.features.foreign_weights import load_foreign_, read_checkpoint
+from sts_core.weights import load_found_, load_strictly, pretrained_name, pretrained_network, read_weights
 from sts_eval.features.images import CentreCrop
-from sts_eval.features.samples import some
 
 MANIFEST = {"format": "sts-backbone", "version": 1}
 
@@ -47,21 +47,23 @@ def load_source(
     """A backbone from a module, from a checkpoint file (or a run's folder and `network`), or from a timm name.
 
     `build(name, stem=...)` makes the network that a checkpoint names; without it only timm's networks are known. A
-    timm name gives the pretrained network. Weights of other people need `backbone`, the network (or its name) that
-    they belong to: its tensors are found in the file, behind `prefix` where that is given.
+    timm name, `hf-hub:OWNER/NAME` or a folder in the hub's format gives the pretrained network. Weights of other people
+    need `backbone`, the network (or its name) that they belong to: its tensors are found in the file, behind `prefix`
+    where that is given.
     """
     if isinstance(source, nn.Module):
         return Backbone(source)
-    path = _checkpoint_file(Path(source), network)
+    named = pretrained_name(source)
+    path = _checkpoint_file(Path(source), network) if named is None else None
     if path is not None and backbone is not None:
         module = (build or timm_backbone)(backbone) if isinstance(backbone, str) else backbone
         name = backbone if isinstance(backbone, str) else type(backbone).__name__
-        return Backbone(module, {"backbone": name, "prefix": load_foreign_(module, path, prefix=prefix)})
+        return Backbone(module, {"backbone": name, "prefix": load_found_(module, path, prefix=prefix)})
     if path is not None:
         return _from_checkpoint(path, build or timm_backbone)
-    if Path(source).suffix or len(Path(source).parts) > 1:
+    if named is None and (Path(source).suffix or len(Path(source).parts) > 1):
         raise CheckpointError(f"a checkpoint must be a file, but {source} does not exist: check the path")
-    module = _pretrained(str(source))
+    module = timm_backbone(named or str(source), pretrained=True)
     return Backbone(module, {"backbone": str(source), "pretrained": True}, timm_preprocessing(module))
 
 
@@ -75,25 +77,9 @@ def timm_preprocessing(module: nn.Module) -> dict[str, Any]:
             f"the test's view is a centre crop, but this network wants {found['crop_mode']}: crop yourself"
         )
     side = int(found["input_size"][-1])
-    names = ("interpolation", "mean", "std")
-    return {"image_size": side, "resize": int(side / found["crop_pct"]), **{name: found[name] for name in names}}
-
-
-def _pretrained(name: str) -> nn.Module:
-    try:
-        return timm_backbone(name, pretrained=True)
-    except ConfigError:
-        raise
-    except Exception as error:  # timm, the hub and its HTTP client each have their own; the remedy is the same
-        raise CheckpointError(
-            f"a timm name stands for pretrained weights, but those of {name!r} could not be had ({_reason(error)}): "
-            "pass a checkpoint, or connect to the network or download them first"
-        ) from None
-
-
-def _reason(error: Exception) -> str:
-    """The first sentence of what an error says, to be put inside one of ours."""
-    return str(error).splitlines()[0].split(". ")[0].rstrip(".") if str(error) else type(error).__name__
+    colours = {name: tuple(found[name]) for name in ("mean", "std")}  # a config that was read from JSON has lists
+    resizing = {"resize": int(side / found["crop_pct"]), "interpolation": found["interpolation"]}
+    return {"image_size": side, **resizing, **colours}
 
 
 def _checkpoint_file(path: Path, network: str | None) -> Path | None:
@@ -112,10 +98,11 @@ def timm_backbone(name: str, *, stem: str = "imagenet", pretrained: bool = False
     """A timm network without its classifier; `stem="cifar"` is a 3x3 convolution of stride 1 and no max-pool."""
     import timm
 
-    if not timm.is_model(name):
+    if pretrained_name(name) is None:
         raise ConfigError(f"{name!r} is no network of timm's: pass a timm name, or build= for networks of your own")
     sizes = {"dynamic_img_size": True} if timm.models.is_model_in_modules(name, ["vision_transformer"]) else {}
-    module: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **sizes)
+    untrained = partial(timm.create_model, num_classes=0)
+    module: nn.Module = (pretrained_network if pretrained else untrained)(name, **sizes)
     if stem == "cifar":
         first = getattr(module, "conv1", None)
         if not isinstance(first, nn.Conv2d) or not hasattr(module, "maxpool"):
@@ -169,27 +156,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a .safetensors file, or of a torch file that holds a flat dict of them; no code is unpickled."""
-    loaded = read_checkpoint(path)
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    loaded = read_weights(path)
+    if not all(isinstance(value, Tensor) for value in loaded.values()):
         raise CheckpointError(f"{path} must hold a flat dict of tensors, which it does not: save module.state_dict()")
     return loaded
-
-
-def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], *, origin: str = "the checkpoint") -> None:
-    """Copy `tensors` into `module`; unless names and shapes agree in full, change nothing and say what differs."""
-    expected = module.state_dict()
-    missing = [name for name in expected if name not in tensors]
-    extra = [name for name in tensors if name not in expected]
-    reshaped = [
-        f"{name} {tuple(tensors[name].shape)} for {tuple(value.shape)}"
-        for name, value in expected.items()
-        if name in tensors and tensors[name].shape != value.shape
-    ]
-    differences = {"missing": missing, "unknown": extra, "of another shape": reshaped}
-    found = [f"{len(names)} {kind} ({some(names)})" for kind, names in differences.items() if names]
-    if found:
-        raise CheckpointError(
-            f"all {len(expected)} tensors of the network must be in {origin} and no others, but {'; '.join(found)}: "
-            "load the weights of this very network"
-        )
-    module.load_state_dict(dict(tensors))

@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
@@ -35,6 +37,18 @@ def rgb(image: Any) -> Any:
     return image.convert("RGB")
 
 
+def read_image(path: str | Path) -> Image.Image:
+    """Decode an image file as RGB."""
+    try:
+        with Image.open(path) as image:
+            return rgb(image)  # type: ignore[no-any-return]
+    except (DataError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = str(error) if isinstance(error, DataError) else type(error).__name__
+        raise DataError(
+            f"every image must be readable, {path} is not ({reason}): repair it or copy it again"
+        ) from error
+
+
 def normalised(image: Any, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD) -> Tensor:
     """A PIL image as a float tensor [3, H, W], less `mean` and divided by `std` (ImageNet's)."""
     pixels = torch.from_numpy(np.array(rgb(image))).permute(2, 0, 1).float()
@@ -50,8 +64,6 @@ def centre_box(size: tuple[int, int], side: int) -> tuple[int, int, int, int]:
 
 def centre_crop(image: Any, side: int, *, resize: int, interpolation: str = "bilinear") -> Any:
     """The central side x side pixels of a PIL image whose shorter side becomes `resize`: torchvision's to the pixel."""
-    from PIL import Image
-
     width, height = (int(resize * length / min(image.size)) for length in image.size)
     resized = image.resize((width, height), Image.Resampling[interpolation.upper()])
     return resized.crop(centre_box(resized.size, side))
@@ -102,7 +114,23 @@ def folders_in(root: str | Path) -> list[str]:
 
 
 class _ClassFolders(ImageFolder):  # type: ignore[misc]  # torchvision is untyped
-    """All images below each class folder, at any depth."""
+    """All images below each class folder, at any depth.
+
+    With `skip` the next readable image, and its class, stand in for one that cannot be read; each is told once.
+    """
+
+    skip = False
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        for turn in range(len(self) if self.skip else 1):
+            place = (index + turn) % len(self)
+            try:
+                return super().__getitem__(place)  # type: ignore[no-any-return]
+            except DataError as error:
+                if not self.skip:
+                    raise
+                warnings.warn(f"skipped an image: {error}", UserWarning, stacklevel=2)
+        raise DataError(f"some image must be readable, none of the {len(self)} under {self.root} is: repair them")
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
         if not (names := folders_in(directory)):
@@ -116,8 +144,11 @@ def image_folder(
     image_size: int | None = 224,
     resize: int | None = None,
     transform: Callable[[Any], Any] | None = None,
+    skip_unreadable: bool = False,
 ) -> Any:
     """The images under `root/<class>/`, centre-cropped, or as they are with `image_size=None` (augmented probe).
+
+    With `skip_unreadable` the next readable image stands in for one that cannot be read, and a warning names it.
 
     `transform`, for instance `load_source("vit_small_patch16_224").transform()`, takes the place of the centre crop.
     """
@@ -126,12 +157,14 @@ def image_folder(
     if transform is None and image_size is not None:
         transform = CentreCrop(image_size, resize=resize)
     try:
-        return _ClassFolders(str(root), transform=transform, is_valid_file=is_image)
+        images = _ClassFolders(str(root), transform=transform, loader=read_image, is_valid_file=is_image)
     except FileNotFoundError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise DataError(
             f"every class folder must hold images, but under {root} they do not ({reason}): fill or remove them"
         ) from None
+    images.skip = skip_unreadable
+    return images
 
 
 def random_crop_box(height: int, width: int, draws: np.random.Generator) -> tuple[int, int, int, int]:
@@ -176,8 +209,6 @@ class AugmentedSamples(Dataset[Any]):
         return F.interpolate(crop, (self.image_size,) * 2, mode="bilinear", antialias=True, align_corners=False)[0]
 
     def _crop_image(self, image: Any, draws: np.random.Generator) -> Tensor:
-        from PIL import Image
-
         top, left, height, width = random_crop_box(image.height, image.width, draws)
         crop, view = rgb(image.crop((left, top, left + width, top + height))), self.test_view
         resized = crop.resize((self.image_size,) * 2, Image.Resampling[view.interpolation.upper()])

@@ -8,16 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from sts_core.weights import some
 from sts_eval.errors import DataError
-
-MAX_NAMED = 8
-"""How many offending classes or tensors an error spells out before it counts the rest."""
-
-
-def some(names: Sequence[object]) -> str:
-    """The first few of `names`, and how many more there are."""
-    shown = ", ".join(str(name) for name in names[:MAX_NAMED])
-    return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"
 
 
 def sample_name(dataset: Any, index: int) -> str:
@@ -41,6 +33,11 @@ class Unreadable:
     name: str
     reason: str
 
+    def __str__(self) -> str:
+        if self.name in self.reason:  # a reader of ours has said it all
+            return self.reason
+        return f"every image must be readable, but {self.name} is not ({self.reason}): repair or remove it"
+
 
 class ReadableSamples(Dataset[Any]):
     """A dataset whose failures are values, so that the main process can name the file in one sentence."""
@@ -56,7 +53,8 @@ class ReadableSamples(Dataset[Any]):
             image, label = self.dataset[index]
         except Exception as error:  # whatever a decoder raises: the remedy is the same
             # Decoders put the path or a stream's address in front; the first line of the reason is enough.
-            return Unreadable(sample_name(self.dataset, index), f"{type(error).__name__}: {error}".splitlines()[0])
+            reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+            return Unreadable(sample_name(self.dataset, index), reason.splitlines()[0])
         if not isinstance(image, Tensor) or not image.is_floating_point():
             kind = str(image.dtype) if isinstance(image, Tensor) else type(image).__name__
             return Unreadable(sample_name(self.dataset, index), f"{kind} in place of a normalised float tensor")
@@ -86,9 +84,7 @@ def load_batches(
     )
     for loaded in loader:
         if isinstance(loaded, Unreadable):
-            raise DataError(
-                f"every image must be readable, but {loaded.name} is not ({loaded.reason}): repair or remove it"
-            )
+            raise DataError(str(loaded))
         images, labels = loaded
         yield images, labels
 

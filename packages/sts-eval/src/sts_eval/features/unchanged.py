@@ -1,29 +1,12 @@
 """Proof that an evaluation left the network as it was: every parameter, every buffer, every mode."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sts_core import StateError
-
-
-def _raw_bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().flatten()
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-def digest_of(module: nn.Module) -> str:
-    """SHA-256 of the names, types, shapes and bits of all parameters and buffers."""
-    digest = hashlib.sha256()
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        digest.update(_raw_bytes(tensor))
-    return digest.hexdigest()
+from sts_core.weights import digest_of
 
 
 @contextmanager

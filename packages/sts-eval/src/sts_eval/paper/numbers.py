@@ -275,6 +275,7 @@ def _all_numbers() -> dict[Key, PublishedNumber]:
 
 
 PUBLISHED: dict[Key, PublishedNumber] = _all_numbers()
+"""Every number that the paper prints, by table, row and column."""
 
 
 def published(table: str, row: str, column: str) -> PublishedNumber:

@@ -19,6 +19,7 @@ PRESERVE_PROBABILITIES = {"byol": 0.7, "moco": 0.5, "fixmatch": 0.5}  # paper, 4
 MOMENTA = {"byol": 0.99, "moco": 0.999, "fixmatch": 0.999}  # the paper states none: the code bases it builds on
 MOMENTUM_SCHEDULES = {"byol": "cosine", "moco": "constant", "fixmatch": "constant"}  # likewise
 LARGE_VIEWS = {"stem": "imagenet", "image_size": 224}
+FROM_SCRATCH = {"initial_weights": None}
 SGD = {"optimizer": "sgd", "sgd_momentum": 0.9}
 COSINE_SGD = SGD | {"lr_schedule": "cosine", "weight_decay": 1e-4}
 RECIPES: dict[str, dict[str, Any]] = {
@@ -53,7 +54,7 @@ class PaperRow:
         """Where a run departs from the row, each as `epochs 2 instead of 200`."""
         wanted = {name: value if isinstance(value, tuple) else (value,) for name, value in self.conditions.items()}
         return [
-            f"{name} {conditions.get(name, 'unknown')} instead of {' or '.join(map(str, values))}"
+            f"{name} {conditions.get(name, 'unknown')} instead of {' or '.join(map(_told, values))}"
             for name, values in wanted.items()
             if conditions.get(name) not in values
         ]
@@ -70,6 +71,10 @@ class PaperRow:
         return all(conditions.get(name) == self.conditions[name] for name in names if name in self.conditions)
 
 
+def _told(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
 TOP1_TOP5 = {"top-1": "top1", "top-5": "top5"}
 DETECTION = {"AP50": "AP50", "AP": "AP", "AP75": "AP75"}
 
@@ -77,7 +82,12 @@ DETECTION = {"AP50": "AP50", "AP": "AP", "AP75": "AP75"}
 def _imagenet(method: str, smoothing: str, epochs: int = 200, granularity: str | None = None) -> dict[str, Any]:
     conditions: dict[str, Any] = {"method": method, "smoothing": smoothing}
     conditions |= {"dataset": "imagenet", "backbone": "resnet50"}
-    conditions |= {"epochs": epochs, "global_batch_size": 256, **_strengths(method, smoothing), **RECIPES[method]}
+    conditions |= FROM_SCRATCH | {
+        "epochs": epochs,
+        "global_batch_size": 256,
+        **_strengths(method, smoothing),
+        **RECIPES[method],
+    }
     return conditions | ({"granularity": granularity or "layer"} if smoothing in ("se", "sts") else {})
 
 
@@ -102,7 +112,7 @@ def _few_labels(row: str, smoothing: str) -> list[PaperRow]:
         for labels in counts:
             conditions: dict[str, Any] = {"method": "fixmatch", "smoothing": smoothing}
             conditions |= {"dataset": dataset, "backbone": backbone}
-            conditions |= {"num_labels": labels, "steps": FIXMATCH_STEPS, "global_batch_size": 64}
+            conditions |= FROM_SCRATCH | {"num_labels": labels, "steps": FIXMATCH_STEPS, "global_batch_size": 64}
             conditions |= _strengths("fixmatch", smoothing) | RECIPES["fixmatch"]
             conditions["weight_decay"] = FIXMATCH_WEIGHT_DECAYS[dataset]
             column = f"CIFAR-{dataset.removeprefix('cifar')} {labels}"

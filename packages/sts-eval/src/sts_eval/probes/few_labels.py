@@ -25,6 +25,7 @@ FEW_LABELS = register_evaluation(
         place=30,
         headline=2,
         trains_nothing=True,
+        in_training=True,
     )
 )
 

@@ -25,6 +25,7 @@ NEIGHBOURS = register_evaluation(
         identity=("k", "temperature", "data"),
         only_last=True,
         trains_nothing=True,
+        in_training=True,
     )
 )
 

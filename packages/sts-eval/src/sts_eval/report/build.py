@@ -16,6 +16,7 @@ from sts_eval.report.html import to_html
 from sts_eval.report.markdown import to_markdown
 from sts_eval.report.runs import Run, read_runs
 from sts_eval.report.sections.corruptions import corruption_section
+from sts_eval.report.sections.during_training import during_training_section
 from sts_eval.report.sections.figures import curves_section, drift_section, plane_section
 from sts_eval.report.sections.paper import paper_section
 from sts_eval.report.sections.tables import (
@@ -40,6 +41,7 @@ def build_report(runs: Sequence[Run], *, against_paper: bool = True) -> Report:
         results_section(runs),
         drift_section(runs),
         corruption_section(runs, against_paper=against_paper),
+        during_training_section(runs),
         curves_section(runs),
         config_section(runs),
     ]
@@ -95,3 +97,11 @@ def write_report(
     write_atomically(folder / "report.md", markdown)
     write_atomically(folder / "report.html", page)
     return folder / "report.md", folder / "report.html"
+
+
+def results_markdown(run: str | Path, *, describe: Describe | None = None) -> str:
+    """All that was measured of one run as tables in Markdown, without what a whole report adds; "" if nothing was."""
+    runs = read_runs([run], describe)
+    sections = [results_section(runs), corruption_section(runs, against_paper=False)]
+    found = [section for section in sections if section is not None]
+    return to_markdown(Report("", [], found)).removeprefix("# \n").strip() if found else ""

@@ -10,7 +10,7 @@ from sts_eval.report.runs import Run
 from sts_eval.results import text_of
 
 KEYS = ("evaluation", "metric", "network", "which")
-FIRST = ("teacher", "student")
+FIRST = ("teacher", "student", "untrained")
 SHORT = {"temperature": "T"}
 SOLVERS = {"lbfgs": "L-BFGS", "ridge": "ridge"}
 

@@ -64,13 +64,18 @@ class Run:
             warnings.simplefilter("ignore", UserWarning)  # p = 1 was warned about when the run was started
             return SmoothingConfig(**values)
 
-    def series(self, metric: str) -> list[tuple[float, float]]:
-        """(step, value) of a metric of metrics.jsonl, numbers only."""
+    def series(self, metric: str, over: str = "step") -> list[tuple[float, float]]:
+        """(step, value) of a metric of metrics.jsonl, numbers only; `over` epochs, say, instead of steps."""
         return [
-            (float(line["step"]), float(line[metric]))
+            (float(line[over]), float(line[metric]))
             for line in self.metrics
-            if _is_number(line.get("step")) and _is_number(line.get(metric))
+            if _is_number(line.get(over)) and _is_number(line.get(metric))
         ]
+
+
+def is_measured(metric: str) -> bool:
+    """Whether a metric of metrics.jsonl is called evaluation/network/number: measured of a network in training."""
+    return metric.count("/") == 2
 
 
 def _is_number(value: object) -> bool:

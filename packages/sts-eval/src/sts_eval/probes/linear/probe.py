@@ -28,6 +28,7 @@ LINEAR = register_evaluation(
         headline=1,
         identity=("protocol", "data"),
         row="protocol",
+        in_training=True,
     )
 )
 

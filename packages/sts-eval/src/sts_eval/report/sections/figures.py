@@ -20,7 +20,7 @@ from sts_eval.report.blocks import (
 from sts_eval.report.charts.heat_map import Cell, colour_range, heat_map
 from sts_eval.report.charts.svg import NUM_COLOURS, Series, line_chart
 from sts_eval.report.headline import Measure, headline
-from sts_eval.report.runs import Run, smoothing_label
+from sts_eval.report.runs import Run, is_measured, smoothing_label
 from sts_eval.report.settings import ONE_SEED
 from sts_eval.runs.drift import DRIFT
 
@@ -172,7 +172,7 @@ def thinned(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> t
 
 def curves_section(runs: Sequence[Run]) -> Section | None:
     """Loss and other metrics over the steps of training."""
-    known = dict.fromkeys(name for run in runs for line in run.metrics for name in line)
+    known = dict.fromkeys(name for run in runs for line in run.metrics for name in line if not is_measured(name))
     names = [name for name in (*CURVES, *sorted(known)) if name in known and name not in NOT_CURVES]
     kept = [run for run in runs if run.metrics]
     colours = colours_of(runs)
