@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.config.pipeline import ClusterConfig, PipelineConfig
+from sts_pipelines.config.cluster import ClusterConfig
+from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.launch import cluster
 from tests import processes
 

@@ -15,6 +15,10 @@ from sts_pipelines.terminal import caveats
             {"selected_on": "held-out", "protocol": {"held_out_fraction": 0.1}},
             ["linear: one of several classifiers, chosen on 10% of the training images"],
         ),
+        (
+            {"network": "untrained"},
+            ["untrained: the network that a run starts from; a row shows whether training adds to it, no more"],
+        ),
         ({"selected_on": "test"}, ["linear: one of several classifiers, chosen on the test labels (optimistic)"]),
     ],
 )

@@ -5,18 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sts_pipelines.catalog.registry import named
-    from sts_pipelines.config.pipeline import (
-        ClusterConfig,
-        ComparisonConfig,
-        EvaluationConfig,
-        GridConfig,
-        PipelineConfig,
-        SweepConfig,
-        TrackingConfig,
-    )
+    from sts_pipelines.config.cluster import ClusterConfig
+    from sts_pipelines.config.evaluation import EvaluationConfig
+    from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, TrackingConfig
+    from sts_pipelines.config.sweep import GridConfig, SweepConfig
     from sts_pipelines.evaluation.record import EvaluationRecord, register_evaluation
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ClusterConfig",
@@ -32,6 +25,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    **dict.fromkeys(("ComparisonConfig", "PipelineConfig", "TrackingConfig"), "sts_pipelines.config.pipeline"),
+    **dict.fromkeys(("GridConfig", "SweepConfig"), "sts_pipelines.config.sweep"),
+    "ClusterConfig": "sts_pipelines.config.cluster",
+    "EvaluationConfig": "sts_pipelines.config.evaluation",
     "named": "sts_pipelines.catalog.registry",
     "EvaluationRecord": "sts_pipelines.evaluation.record",
     "register_evaluation": "sts_pipelines.evaluation.record",
@@ -42,4 +39,4 @@ def __getattr__(name: str) -> Any:
     """What brings torch along is imported when it is asked for: `sts list` does without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, "sts_pipelines.config.pipeline")), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -66,3 +66,9 @@ def memory_told() -> Iterator[None]:
         raise RunError(
             f"memory ran out ({said}): lower data.image-size or global-batch-size, or raise accumulation"
         ) from error
+
+
+def require(condition: bool, message: str, *fields: str) -> None:
+    """Raise unless `condition` holds; `fields` are the fields of a config that the message is about."""
+    if not condition:
+        raise ConfigError(message, fields=fields)

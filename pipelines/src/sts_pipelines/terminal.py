@@ -1,27 +1,32 @@
 """Tables for the terminal."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-NETWORKS = ("teacher", "student")
+NETWORKS = ("teacher", "student", "untrained")
 
 
 def print_table(runs: Mapping[str, Path]) -> None:
     """Print the last results of each run: the first metric of each evaluation."""
     from sts_eval import read_results  # with torch, which not every table needs
+    from sts_methods import painted
 
     entries = {
         label: read_results(folder).entries for label, folder in runs.items() if (folder / "results.json").is_file()
     }
     if entries:
-        print(format_table(entries))
+        heading, *rows = format_table(entries).splitlines()
+        print("\n".join([painted(heading, "bold", sys.stdout), *rows]))
         print("\n".join(caveats(entries)))
 
 
 def caveats(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """What a table of single trainings does not say: that each is one seed, and which labels chose a penalty."""
     lines = ["one seed each: a difference needs several to mean something"]
+    if any(row["network"] == "untrained" for rows in entries.values() for row in rows):
+        lines.append("untrained: the network that a run starts from; a row shows whether training adds to it, no more")
     shown = {row["selected_on"]: row for rows in entries.values() for row in rows if row.get("selected_on")}
     if "held-out" in shown:
         share = shown["held-out"].get("protocol", {}).get("held_out_fraction", 0.0)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from sts_core import SmoothingConfig
@@ -12,8 +13,11 @@ from sts_eval import extract_features, linear_probe, published
 from sts_methods import LocalRuntime, MetricsLog, build_method, evaluation_data, fit
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cli.resolve import resolve
-from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, SweepConfig, base_of, plain_of
-from sts_pipelines.config.plain import from_dict, to_dict
+from sts_pipelines.config.kinds import base_of, plain_of
+from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
+from sts_pipelines.config.plain import to_dict
+from sts_pipelines.config.reading import from_dict
+from sts_pipelines.config.sweep import SweepConfig
 from sts_pipelines.config.yaml_text import write_yaml
 
 DESIGNED = {
@@ -82,6 +86,15 @@ def test_quickstart_compares_four_teachers_under_equal_conditions() -> None:
     assert recipe.pipeline.cluster.num_workers == 2
     others = {str(to_dict(p.training) | {"smoothing": None}) for p in recipe.pipelines.values()}
     assert len(others) == 1
+
+
+@pytest.mark.parametrize(("gpus", "workers"), [(0, 2), (1, 1), (8, 2)])
+def test_quickstart_uses_the_gpus_of_the_machine(monkeypatch: pytest.MonkeyPatch, gpus: int, workers: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    config = CATALOG["quickstart"].build()
+    cluster = base_of(config).cluster
+    assert (cluster.use_gpu, cluster.num_workers) == (gpus > 0, workers)
+    assert base_of(config).training.global_batch_size % workers == 0
 
 
 def test_small_pipelines_train_in_process_where_they_are_fastest_and_only_quickstart_shows_ray() -> None:

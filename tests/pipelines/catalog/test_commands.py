@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 from torchvision.datasets import cifar
 
+from sts_methods import build_backbone
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cli.main import main
 
@@ -23,12 +25,13 @@ NO_PROCESSES = ["--data.num-workers", "0", "--evaluation.features.num-workers", 
 SHORT_PROBE = ["--evaluation.linear.epochs", "1", "--evaluation.linear.milestones", "", "--evaluation.knn.ks", "5"]
 WITH_THEIR_OWN_NETWORK = ("byol-imagenet-200ep-sts", "moco-imagenet-200ep-sts", "fixmatch-cifar100-400-sts")
 """The others of these families differ in numbers only, and take seconds less with a small network."""
-SMALL_NETWORK = {"imagenet": "test_resnet", "cifar100": "wrn_10_1"}
+SMALL_NETWORK = {"imagenet": "test_resnet", "photos": "test_resnet", "cifar100": "wrn_10_1"}
 SMALLER = {
     "digits": [],
     "cifar10": FEW_IMAGES,
     "cifar100": [*FEW_IMAGES, "--global-batch-size", "2"],
     "imagenet": [*SMALL_IMAGES, *NO_PROCESSES, *SHORT_PROBE, *ONE_NETWORK],
+    "photos": [*SMALL_IMAGES, *NO_PROCESSES],
 }
 
 
@@ -38,7 +41,7 @@ def roots(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     base = tmp_path_factory.mktemp("data")
     for dataset, num_classes in (("cifar10", 10), ("cifar100", 100)):
         write_cifar(base / dataset, num_classes=num_classes)
-    return {"imagenet": imagenet, "cifar10": base / "cifar10", "cifar100": base / "cifar100"}
+    return {"imagenet": imagenet, "photos": imagenet, "cifar10": base / "cifar10", "cifar100": base / "cifar100"}
 
 
 def write_cifar(root: Path, *, num_classes: int) -> None:
@@ -58,8 +61,14 @@ def write_cifar(root: Path, *, num_classes: int) -> None:
     (folder / ("batches.meta" if num_classes == 10 else "meta")).write_bytes(pickle.dumps(meta))
 
 
+def trained_network(folder: Path) -> Path:
+    """What a description fetches from the network, with the small network inside."""
+    save_file(build_backbone("test_resnet").state_dict(), folder / "trained.safetensors")
+    return folder / "trained.safetensors"
+
+
 def dataset_of(name: str) -> str:
-    return next((dataset for dataset in ("imagenet", "cifar100", "cifar10") if dataset in name), "digits")
+    return next((dataset for dataset in ("imagenet", "cifar100", "cifar10", "photos") if dataset in name), "digits")
 
 
 def shortened(name: str, roots: dict[str, Path]) -> list[str]:
@@ -69,6 +78,8 @@ def shortened(name: str, roots: dict[str, Path]) -> list[str]:
     dataset = dataset_of(name)
     if "--data.root" in words:
         words[words.index("--data.root") + 1] = str(roots[dataset])
+    if "--initial.weights" in words:
+        words[words.index("--initial.weights") + 1] = str(trained_network(roots[dataset]))
     words += SHORTER + SMALLER[dataset]
     if dataset in SMALL_NETWORK and name not in WITH_THEIR_OWN_NETWORK:
         words += ["--method.backbone", SMALL_NETWORK[dataset]]

@@ -10,7 +10,8 @@ import pytest
 from sts_core.fields import flattened
 from sts_methods import CropView, StrongView, WeakView
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.config.pipeline import PipelineConfig, base_of
+from sts_pipelines.config.kinds import base_of
+from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import to_dict
 
 Values = dict[str, Any]
@@ -112,6 +113,8 @@ BYOL = BYOL_PROBE | {
 }
 DEEPMIND = BYOL | {
     "method.output_bias": False,
+    "method.zero_init_last": True,
+    "data.views": "byol_deepmind",
     "data.interpolation": "bicubic",
     "optimizer.name": "lars",
     "optimizer.lr": 0.3,
@@ -224,19 +227,21 @@ def test_moco_sees_its_own_views() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "interpolation"),
+    ("name", "interpolation", "colours"),
     [
-        ("byol-imagenet-200ep-sts", "bilinear"),
-        ("byol-imagenet-200ep-sts-lr0.1", "bilinear"),
-        ("byol-imagenet-300ep-deepmind", "bicubic"),
+        ("byol-imagenet-200ep-sts", "bilinear", "pillow"),
+        ("byol-imagenet-200ep-sts-lr0.1", "bilinear", "pillow"),
+        ("byol-imagenet-300ep-deepmind", "bicubic", "tensorflow"),
     ],
 )
-def test_byol_solarises_its_second_view_and_deepmind_crops_bicubically(name: str, interpolation: str) -> None:
+def test_byol_solarises_its_second_view_and_deepmind_has_its_own_crops_and_colours(
+    name: str, interpolation: str, colours: str
+) -> None:
     for view, blur, solarise in zip(views_of(name), (1.0, 0.1), (0.0, 0.2), strict=True):
         assert view == CropView(
             size=224, crop_scale=(0.08, 1.0), crop_ratio=(3 / 4, 4 / 3), interpolation=interpolation, flip=0.5,  # type: ignore[arg-type]
-            jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, blur=blur,
-            blur_sigma=(0.1, 2.0), solarise=solarise, rotation=0.0, erase=0.0,
+            jitter=0.8, colours=colours, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2,  # type: ignore[arg-type]
+            blur=blur, blur_sigma=(0.1, 2.0), solarise=solarise, rotation=0.0, erase=0.0,
         )  # fmt: skip
 
 

@@ -16,8 +16,9 @@ import pytest
 
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cli.main import main
-from sts_pipelines.config.pipeline import plain_of
-from sts_pipelines.config.plain import paths, to_dict
+from sts_pipelines.config.kinds import plain_of
+from sts_pipelines.config.plain import to_dict
+from sts_pipelines.config.sections import paths
 from sts_pipelines.config.yaml_text import read_yaml, write_yaml
 
 CASES = int(os.environ.get("STS_FUZZ_CASES", "100"))
@@ -85,6 +86,7 @@ def complaint(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> s
     return None if code in (0, 1) or (code == 2 and len(said) == 1) else f"code {code}, said {said}"
 
 
+@pytest.mark.slow
 def test_no_damaged_file_of_a_run_folder_is_a_traceback_or_costs_another(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +109,7 @@ def test_no_damaged_file_of_a_run_folder_is_a_traceback_or_costs_another(
     assert not found, "\n".join(f"{case}: {wrong}" for case, wrong in found.items())
 
 
+@pytest.mark.slow
 def test_no_value_of_any_flag_is_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("byol-digits-sts", "fixmatch-digits-sts", "byol-digits-p-by-m", "quickstart")
     configs = {name: CATALOG[name].build() for name in names}
@@ -126,6 +129,7 @@ def keys(plain: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         yield from keys(value, (*path, name))
 
 
+@pytest.mark.slow
 def test_no_value_of_any_yaml_key_is_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, file = {}, tmp_path / "mine.yaml"
     plains = [plain_of(CATALOG[name].build()) for name in ("byol-digits-sts", "fixmatch-digits-sts", "quickstart")]
@@ -143,6 +147,7 @@ def test_no_value_of_any_yaml_key_is_a_traceback(tmp_path: Path, capsys: pytest.
     assert not found, "\n".join(f"{case}: {wrong}" for case, wrong in found.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [DEEP, "{a: " * 2000, "a: &x [*x]", "\0", "a: !!python/object:os.system x", "? [a]"])
 def test_no_yaml_text_is_a_traceback(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.yaml").write_text(text)

@@ -147,6 +147,7 @@ def checkpoints(tmp_path: Path) -> list[int]:
     return CheckpointStore(folder / "checkpoints").steps()
 
 
+@pytest.mark.slow
 def test_sigterm_saves_a_checkpoint_before_the_end(tmp_path: Path) -> None:
     with start_training(tmp_path) as process:
         process.send_signal(signal.SIGTERM)
@@ -156,6 +157,7 @@ def test_sigterm_saves_a_checkpoint_before_the_end(tmp_path: Path) -> None:
     assert len(checkpoints(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_sigusr1_saves_a_checkpoint_and_training_goes_on(tmp_path: Path) -> None:
     with start_training(tmp_path) as process:
         process.send_signal(signal.SIGUSR1)

@@ -9,6 +9,7 @@ from sts_pipelines.cli.main import main
 from tests import processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["method", "pipeline"])
 def test_a_skeleton_passes_its_own_test_and_runs(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -11,8 +11,10 @@ from sts_methods import ByolConfig, FixMatchConfig
 from sts_methods.data.config import DataConfig
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.optimizers import OptimizerConfig
-from sts_pipelines.config.pipeline import ClusterConfig, EvaluationConfig, GridConfig
-from sts_pipelines.config.plain import from_dict
+from sts_pipelines.config.cluster import ClusterConfig
+from sts_pipelines.config.evaluation import EvaluationConfig
+from sts_pipelines.config.reading import from_dict
+from sts_pipelines.config.sweep import GridConfig
 from sts_pipelines.errors import SchemaError
 
 METHOD = ByolConfig(backbone="resnet10t")

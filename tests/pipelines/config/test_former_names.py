@@ -6,7 +6,8 @@ import pytest
 
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cli.resolve import resolve
-from sts_pipelines.config.pipeline import PipelineConfig, plain_of
+from sts_pipelines.config.kinds import plain_of
+from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.yaml_text import write_yaml
 from sts_pipelines.errors import SchemaError
 

@@ -10,7 +10,7 @@ from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cli.main import main
 from sts_pipelines.cli.resolve import KINDS
 from sts_pipelines.config.json_schema import json_schema
-from sts_pipelines.config.pipeline import plain_of
+from sts_pipelines.config.kinds import plain_of
 
 
 @pytest.fixture(scope="module")

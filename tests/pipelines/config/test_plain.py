@@ -12,7 +12,9 @@ from sts_core.errors import ConfigError
 from sts_core.fields import flattened
 from sts_pipelines.config.flags import apply_flags, describe_flags, field_docs
 from sts_pipelines.config.pipeline import ComparisonConfig
-from sts_pipelines.config.plain import digest, from_dict, paths, to_dict
+from sts_pipelines.config.plain import digest, to_dict
+from sts_pipelines.config.reading import from_dict
+from sts_pipelines.config.sections import paths
 from sts_pipelines.config.yaml_text import read_yaml, write_yaml
 from sts_pipelines.errors import SchemaError, UsageError
 
@@ -235,6 +237,7 @@ def test_a_digest_sees_values_and_not_their_order_nor_what_is_ignored() -> None:
     assert digest(plain, ignore=["water"]) == digest(plain | {"water": True}, ignore=["water"])
 
 
+@pytest.mark.slow
 @example(number=1.0, text="a\x85b\u2028c\u2029", truth=True, maybe=None)
 @given(st.floats(allow_nan=False), st.text(), st.booleans(), st.one_of(st.none(), st.integers()))
 def test_any_value_survives_yaml(number: float, text: str, truth: bool, maybe: int | None) -> None:

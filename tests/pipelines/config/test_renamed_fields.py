@@ -6,7 +6,8 @@ import pytest
 
 from sts_core.fields import added, formerly, incidental
 from sts_pipelines.config.flags import apply_flags, describe_flags
-from sts_pipelines.config.plain import digest, from_dict, outcome_relevant, to_dict
+from sts_pipelines.config.plain import digest, outcome_relevant, to_dict
+from sts_pipelines.config.reading import from_dict
 from sts_pipelines.errors import SchemaError
 
 

@@ -10,8 +10,10 @@ from sts_core.errors import ConfigError
 from sts_pipelines.cli.main import main
 from sts_pipelines.cli.resolve import resolve
 from sts_pipelines.cli.verbs.run import run_pipeline
-from sts_pipelines.config.pipeline import ComparisonConfig, GridConfig, PipelineConfig, SweepConfig
-from sts_pipelines.config.plain import from_dict, to_dict
+from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
+from sts_pipelines.config.plain import to_dict
+from sts_pipelines.config.reading import from_dict
+from sts_pipelines.config.sweep import GridConfig, SweepConfig
 from sts_pipelines.launch.job import Job
 
 Tiny = Callable[..., PipelineConfig]
@@ -31,6 +33,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_comparison_is_understood_by_every_verb(
     trained: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

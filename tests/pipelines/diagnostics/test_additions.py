@@ -8,7 +8,8 @@ import pytest
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cli.resolve import resolve
 from sts_pipelines.config.flags import describe_flags
-from sts_pipelines.config.pipeline import PipelineConfig, plain_of
+from sts_pipelines.config.kinds import plain_of
+from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import to_dict
 from sts_pipelines.config.yaml_text import write_yaml
 from sts_pipelines.diagnostics.dry_run import check_pipeline

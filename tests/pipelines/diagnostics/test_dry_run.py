@@ -27,6 +27,7 @@ from sts_pipelines.launch import placement
 from sts_pipelines.launch.placement import fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -48,6 +49,7 @@ def test_a_pipeline_takes_a_step_on_fake_data(name: str) -> None:
         assert part in text, part
 
 
+@pytest.mark.slow
 def test_numbers_of_the_paper_s_byol_are_right(capsys: pytest.CaptureFixture[str]) -> None:
     # ResNet-50 has 161 tensors and 23,508,032 weights without its classifier; 5,004 batches of 256 make an epoch.
     assert main(["check", "byol-imagenet-200ep-sts", "--no-placement", "--data.image-size", "64"]) == 0
@@ -104,6 +106,7 @@ class LargeVisionTransformers(nn.Module):
         return self.student
 
 
+@pytest.mark.slow
 def test_a_bank_of_32_large_vision_transformers_fits_eight_gpus_of_40_gigabytes() -> None:
     pipeline = CATALOG["byol-imagenet-200ep-sts"].build()
     assert isinstance(pipeline, PipelineConfig)

@@ -17,7 +17,8 @@ from sts_eval import CorruptionResult, DataError, GeneratedCorruptions, read_res
 from sts_methods import CheckpointError, CheckpointStore
 from sts_methods.data.config import DataConfig
 from sts_pipelines.cli.main import main
-from sts_pipelines.config.pipeline import EvaluationConfig, PipelineConfig
+from sts_pipelines.config.evaluation import EvaluationConfig
+from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.evaluation import corruptions, evaluator
 from sts_pipelines.evaluation.records import voc
 from sts_pipelines.evaluation.records.few_labels import readable_checkpoints
@@ -40,6 +41,7 @@ def top1(folder: Path) -> float | None:
     return value_of(read_results(folder).entries, "knn/teacher/top1")
 
 
+@pytest.mark.slow
 def test_numbers_of_other_data_or_another_precision_are_not_taken_for_those_asked_for(
     tiny: Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,6 +60,7 @@ def test_numbers_of_other_data_or_another_precision_are_not_taken_for_those_aske
     assert read_results(folder).entries[: len(before)] == before
 
 
+@pytest.mark.slow
 def test_a_measurement_with_fewer_settings_does_not_break_up_the_one_before(tiny: Tiny) -> None:
     folder = trained(tiny)
     for ks in ("20,1", "20", "20,1"):
@@ -65,6 +68,7 @@ def test_a_measurement_with_fewer_settings_does_not_break_up_the_one_before(tiny
         assert read_results(folder).entries[0]["k"] == 20
 
 
+@pytest.mark.slow
 def test_a_probe_by_sgd_on_other_data_or_in_another_precision_neither_stops_nor_resumes_with_the_first(
     tiny: Tiny,
 ) -> None:
@@ -77,6 +81,7 @@ def test_a_probe_by_sgd_on_other_data_or_in_another_precision_neither_stops_nor_
     assert len({entry["settings"] for entry in read_results(folder).entries}) == 3
 
 
+@pytest.mark.slow
 def test_outcomes_on_corruptions_belong_to_one_setting(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         corruptions, "cells_of", lambda source: [("contrast", severity) for severity in source.severities]
@@ -92,6 +97,7 @@ def test_outcomes_on_corruptions_belong_to_one_setting(tiny: Tiny, monkeypatch: 
         assert entry["protocol"]["solver"] == "lbfgs"
 
 
+@pytest.mark.slow
 def test_drift_belongs_to_the_runs_teacher_and_is_written_after_a_kill(tiny: Tiny) -> None:
     pipeline = tiny("byol-digits-tma", steps=None, epochs=1, track_drift=True)
     pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",)))
@@ -110,6 +116,7 @@ def test_drift_belongs_to_the_runs_teacher_and_is_written_after_a_kill(tiny: Tin
     assert {entry["evaluation"] for entry in read_results(results).entries} == {"knn"}
 
 
+@pytest.mark.slow
 def test_a_damaged_older_checkpoint_is_left_out_and_a_damaged_last_one_is_an_error(tiny: Tiny) -> None:
     pipeline = tiny("fixmatch-digits-tma", steps=6)
     pipeline = replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=()))
@@ -124,6 +131,7 @@ def test_a_damaged_older_checkpoint_is_left_out_and_a_damaged_last_one_is_an_err
         list(readable_checkpoints(store))
 
 
+@pytest.mark.slow
 def test_a_table_shows_the_numbers_of_the_settings_asked_for_last(tiny: Tiny) -> None:
     folder = trained(tiny, "knn")
     first = top1(folder)
@@ -163,6 +171,7 @@ def test_settings_cover_what_numbers_depend_on_and_nothing_else(tiny: Tiny) -> N
     assert settings("knn", linear=replace(base.evaluation.linear, seed=5)) == settings("knn")
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_on_corruptions_resumes_with_the_next_cell(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +263,7 @@ def test_no_fine_tunings_are_refused() -> None:
         EvaluationConfig(voc_trials=0)
 
 
+@pytest.mark.slow
 def test_runs_under_comparison_are_shown_each_corrupted_image_in_one_pass(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

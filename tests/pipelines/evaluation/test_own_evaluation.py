@@ -11,7 +11,8 @@ import pytest
 from sts_core import ConfigError
 from sts_eval import Evaluation, Metric, evaluations, read_results, register_evaluation
 from sts_pipelines.cli.main import main
-from sts_pipelines.config.pipeline import EvaluationConfig, PipelineConfig
+from sts_pipelines.config.evaluation import EvaluationConfig
+from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.evaluation import record
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import jobs_of
@@ -56,6 +57,7 @@ def own_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     sys.modules.pop("spread_of_features")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_evaluation")
 def test_a_registered_evaluation_is_in_flags_configs_results_tables_and_the_report(
     tiny: Callable[..., PipelineConfig], capsys: pytest.CaptureFixture[str]

@@ -15,7 +15,8 @@ from typing import Any
 from sts_methods import OptimizerConfig
 from sts_methods.runs.checkpoint import CheckpointStore
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.config.pipeline import ClusterConfig, PipelineConfig
+from sts_pipelines.config.cluster import ClusterConfig
+from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.launch import driver
 from sts_pipelines.launch.cluster import prepare_environment
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from sts_pipelines.cli.main import main
-from sts_pipelines.config.pipeline import ClusterConfig
+from sts_pipelines.config.cluster import ClusterConfig
 from sts_pipelines.errors import RunError, UsageError, WorkersError
 from sts_pipelines.launch import cluster
 from sts_pipelines.launch.local_ray.session import session_folder

@@ -62,6 +62,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
     return pipeline
 
 
+@pytest.mark.slow
 def test_a_run_leaves_config_metrics_networks_and_results(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     pipeline = tiny("byol-digits-sts")
     run_pipeline(pipeline)
@@ -75,6 +76,7 @@ def test_a_run_leaves_config_metrics_networks_and_results(tiny: Tiny, capsys: py
     assert "linear teacher" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_config_of_a_run_folder_runs_again(tiny: Tiny, tmp_path: Path) -> None:
     from sts_pipelines.cli.resolve import resolve
 
@@ -83,6 +85,7 @@ def test_the_config_of_a_run_folder_runs_again(tiny: Tiny, tmp_path: Path) -> No
     assert resolve(str(folder / "config.yaml")) == pipeline
 
 
+@pytest.mark.slow
 def test_a_finished_run_returns_at_once_and_evaluates_nothing_twice(tiny: Tiny) -> None:
     pipeline = tiny("fixmatch-digits-sts", steps=4)
     folder = run(pipeline)
@@ -93,6 +96,7 @@ def test_a_finished_run_returns_at_once_and_evaluates_nothing_twice(tiny: Tiny) 
     assert (folder / "results.json").stat().st_mtime_ns == results
 
 
+@pytest.mark.slow
 def test_a_comparison_trains_each_variant_in_a_folder_of_its_own(tiny: Tiny) -> None:
     base = tiny("byol-digits-sts", steps=2)
     variants = {name: replace(base.training.smoothing, momentum=m) for name, m in (("slow", 0.9), ("fast", 0.1))}
@@ -104,6 +108,7 @@ def test_a_comparison_trains_each_variant_in_a_folder_of_its_own(tiny: Tiny) -> 
         assert (recipe.folder / name / "results.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_variant_that_fails_leaves_the_others_and_is_named_at_the_end(
     num_workers: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -139,6 +144,7 @@ def test_a_comparison_needs_teachers_with_folders_of_their_own(tiny: Tiny, names
         ComparisonConfig(pipeline=pipeline, variants=dict.fromkeys(names, pipeline.training.smoothing))
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_costs_steps_and_not_the_run(tiny: Tiny) -> None:
     pipeline = tiny("moco-digits-sts")
     folder = run(pipeline)

@@ -13,7 +13,8 @@ import pytest
 from sts_eval import add_entries
 from sts_methods.runs.runtime import RunPlan
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.config.pipeline import PipelineConfig, SweepConfig
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.sweep import SweepConfig
 from sts_pipelines.evaluation.stage import stage
 from sts_pipelines.launch import progress
 from sts_pipelines.launch.driver import launch
@@ -144,6 +145,14 @@ def test_workers_that_are_waited_for_are_spoken_of(tmp_path: Path, monkeypatch: 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_what_is_evaluated_stays_on_one_line_of_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sts_pipelines.launch.stages.columns_of", lambda stream: 39)
+    stream, teller = Terminal(), {"byol-imagenet-200ep-sts": tmp_path}
+    with StageTeller(teller, stream=stream, every_seconds=0.01), stage(tmp_path, "imagenet-c of the teacher"):
+        wait_for("\rbyol-imagenet-200ep-sts: evaluating ima", stream)
+    assert max(len(line) for line in stream.getvalue().replace("\r", "\n").splitlines()) == 39
 
 
 def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import threading
 import warnings
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.config.pipeline import PipelineConfig, SweepConfig
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.sweep import SweepConfig
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import jobs_of
 from sts_pipelines.launch.progress import Watcher
@@ -80,3 +82,18 @@ def test_a_warning_of_a_ray_worker_reaches_the_terminal_once(
     pipeline = _collapsing(tiny, num_workers=2)
     launch(jobs_of(pipeline), name="x", folder=pipeline.folder)
     assert capsys.readouterr().err.count("warning: the features have collapsed at step 1") == 1
+
+
+def test_what_a_logger_of_ours_warns_of_is_noted_once_and_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own
+    logger = logging.getLogger("sts_methods.data.file_loaders")
+    with warnings_noted(tmp_path):
+        for _ in range(2):
+            logger.warning("skipped image %d", 7)
+        logger.info("all is well")
+    logger.warning("after the run")
+    (line,) = (tmp_path / "warnings.jsonl").read_text().splitlines()
+    assert json.loads(line)["warning"] == "skipped image 7"
+    assert capfd.readouterr().err.splitlines() == ["skipped image 7", "skipped image 7", "after the run"]

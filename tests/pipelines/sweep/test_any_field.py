@@ -8,7 +8,8 @@ import pytest
 from sts_core import ConfigError
 from sts_pipelines.cli.main import main
 from sts_pipelines.cli.resolve import resolve
-from sts_pipelines.config.pipeline import GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.sweep import GridConfig, SweepConfig
 from sts_pipelines.errors import SchemaError
 from sts_pipelines.sweep.run import job_of, run_sweep, sweep_folder
 from sts_pipelines.sweep.trials import trials_of

@@ -12,8 +12,9 @@ import torch
 from sts_core import SmoothingConfig, bank
 from sts_methods.runs.checkpoint import read_checkpoint
 from sts_methods.runs.metrics_log import MetricsLog
-from sts_pipelines.config.pipeline import GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.run_folder import read_run
+from sts_pipelines.config.sweep import GridConfig, SweepConfig
 from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job

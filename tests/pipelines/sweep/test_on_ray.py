@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sts_pipelines.config.pipeline import GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.sweep import GridConfig, SweepConfig
 from sts_pipelines.errors import RunError
 from sts_pipelines.sweep.run import run_sweep
 from tests import processes

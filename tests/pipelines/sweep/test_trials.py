@@ -13,7 +13,10 @@ from sts_eval import CheckpointAccuracy, NeighboursConfig, few_labels
 from sts_eval.probes.neighbours import NeighboursResult
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cli.resolve import resolve
-from sts_pipelines.config.pipeline import ClusterConfig, GridConfig, PipelineConfig, SweepConfig, measurable
+from sts_pipelines.config.cluster import ClusterConfig
+from sts_pipelines.config.evaluation import measurable
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.sweep import GridConfig, SweepConfig
 from sts_pipelines.errors import TrialError
 from sts_pipelines.evaluation.record import _RECORDS
 from sts_pipelines.launch.cluster import TRIAL_CPUS

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from sts_methods.runs.metrics_log import MetricsLog
-from sts_pipelines.config.pipeline import GridConfig, PipelineConfig, SweepConfig
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.sweep import GridConfig, SweepConfig
 from sts_pipelines.errors import RunError
 from sts_pipelines.launch import driver
 from sts_pipelines.launch.job import Job

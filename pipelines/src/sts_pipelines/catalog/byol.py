@@ -76,14 +76,14 @@ def byol_imagenet_lr() -> "PipelineConfig":
     published=("state-of-the-art", "BYOL 300", "top-1"),
 )
 def byol_imagenet_deepmind() -> "PipelineConfig":
-    """BYOL as its authors train it (LARS, batch 4096, bicubic crops, m = .99 to 1), 300 epochs.
+    """BYOL as its authors train it (LARS, batch 4096, their colours, bicubic crops, m = .99 to 1), 300 epochs.
 
     sts run byol-imagenet-300ep-deepmind --data.root /data/imagenet
 
     Hardware: 8 GPUs, 11 GB each, 16 micro-batches a step. Time: not measured. Expect {published} % with the student
-    (BYOL paper). What differs from its authors': batch norm covers a micro-batch; jitter and blur are Pillow's, where
-    theirs adds to the brightness and has contrast by channel; bicubic crops are antialiased, evaluation is bilinear;
-    convolutions start as timm's, and the teacher as a copy of the student.
+    (BYOL paper). What differs from its authors': batch norm covers a micro-batch; the blur is Pillow's; bicubic crops
+    are antialiased, evaluation is bilinear; weights start as timm's and torch's, the teacher as a copy of the student;
+    the rest is in `sts_methods.recipes`.
     """
     from sts_pipelines.catalog.configs import byol_imagenet
 
@@ -138,3 +138,25 @@ def _drift(base: "PipelineConfig", strength: float, *, stop: int) -> "Comparison
 
 
 in_small("byol", "BYOL", SMALL, hours={"digits": "0.02", "cifar10": "0.3"})
+
+
+@named("byol-photos", paper="-", hardware="1 GPU", hours="?")
+def byol_photos() -> "PipelineConfig":
+    """BYOL with STS on a folder of photographs of your own, from weights that somebody has trained on others.
+
+    sts run byol-photos --data.root photos --initial.weights resnet50.a1_in1k --epochs 50
+
+    Hardware: 1 GPU (--method.backbone resnet18 and --data.num-workers 2 suit a smaller machine). Time: not
+    measured. Expect features of your photographs, in teacher.safetensors: without labels nothing is measured. The
+    recipe is the paper's with fewer epochs, and has not been tuned for trained weights; without --initial.weights it
+    starts from a seed's. --initial.weights takes names of timm, hf-hub:OWNER/NAME, run folders and published files.
+    """
+    from sts_methods import DataConfig
+    from sts_pipelines.catalog.configs import ONE_GPU, byol_imagenet
+
+    base = byol_imagenet("byol-photos", epochs=50, m=0.99, p=0.7)
+    data = DataConfig(dataset="images", image_size=224, views="byol", num_workers=8)
+    optimizer = replace(base.training.optimizer, warmup_epochs=2.0)
+    training = replace(base.training, data=data, optimizer=optimizer, global_batch_size=64)
+    evaluation = replace(base.evaluation, after_training=())
+    return replace(base, training=training, evaluation=evaluation, cluster=ONE_GPU)

@@ -6,10 +6,14 @@ The small ones, for digits and CIFAR-10 on a laptop, are recipes of our own.
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
+
 from sts_eval import FeatureConfig, LinearProbeConfig, NeighboursConfig, byol_protocol, fast_protocol, moco_protocol
 from sts_methods import ByolConfig, DataConfig, FixMatchConfig, MoCoConfig, OptimizerConfig, TrainingConfig, recipes
 from sts_methods.recipes import fixmatch_teacher, self_supervised_teacher
-from sts_pipelines.config.pipeline import ClusterConfig, EvaluationConfig, PipelineConfig
+from sts_pipelines.config.cluster import ClusterConfig
+from sts_pipelines.config.evaluation import EvaluationConfig
+from sts_pipelines.config.pipeline import PipelineConfig
 
 EIGHT_GPUS = ClusterConfig(num_workers=8, cpus_per_worker=8.0)  # paper: 8 RTX 2080
 ONE_CPU = ClusterConfig(num_workers=1, use_gpu=False, cpus_per_worker=1.0)
@@ -17,12 +21,17 @@ ONE_GPU = ClusterConfig(num_workers=1, cpus_per_worker=8.0)
 # The fastest for small runs on one machine: 2,274 images/s, where one Ray worker has 1,600 and two have 1,209 (BYOL on
 # CIFAR-10, two cores), and the first step after 4 seconds instead of 27.
 IN_PROCESS = ClusterConfig(num_workers=0, use_gpu=False)
-TWO_CPUS = ClusterConfig(num_workers=2, use_gpu=False, cpus_per_worker=1.0)
 # timm's smallest ResNet: 0.4 M weights in four stages. Its ImageNet stem makes minutes of hours on 32 pixels, and on
 # digits leaves room to learn: with a CIFAR stem a linear probe of the untrained network is right for 93 % of them.
 SMALL_BACKBONE = "test_resnet"
 
 Dataset = Literal["digits", "cifar10"]
+
+
+def two_workers() -> ClusterConfig:
+    """Two workers on this machine's CPUs or, where it has GPUs, one on each of at most two."""
+    gpus = min(torch.cuda.device_count(), 2)
+    return ClusterConfig(num_workers=gpus or 2, use_gpu=gpus > 0, cpus_per_worker=1.0)
 
 
 def byol_imagenet(
@@ -89,20 +98,24 @@ def moco_small(name: str, *, dataset: Dataset, m: float, p: float) -> PipelineCo
     return PipelineConfig(name=name, training=training, cluster=IN_PROCESS, evaluation=_small_evaluation())
 
 
+FIXMATCH_OPTIMIZER = OptimizerConfig(
+    lr=0.03,
+    scale_lr=False,
+    nesterov=True,
+    weight_decay=5e-4,
+    exclude_norm_and_bias=True,
+    schedule="cosine_7_16",
+)
+"""That of the recipe for CIFAR-10."""
+
+
 def fixmatch_small(name: str, *, dataset: Dataset, labels: int, m: float, p: float) -> PipelineConfig:
     """FixMatch for a laptop: batches of 16 labelled and 64 unlabelled images, and a lower bar for pseudo-labels."""
     training = TrainingConfig(
         method=FixMatchConfig(backbone=SMALL_BACKBONE, stem="imagenet", num_classes=10, threshold=0.9),
         smoothing=fixmatch_teacher(m, p),
         data=replace(_small_data(dataset, "fixmatch"), num_labels=labels, unlabelled_ratio=4),
-        optimizer=OptimizerConfig(
-            lr=0.03,
-            scale_lr=False,
-            nesterov=True,
-            weight_decay=5e-4,
-            exclude_norm_and_bias=True,
-            schedule="cosine_7_16",
-        ),
+        optimizer=FIXMATCH_OPTIMIZER,
         global_batch_size=16,
         steps=250 if dataset == "digits" else _small_steps(dataset),
         **_SMALL | {"keep_checkpoints": 20},  # google reports the median of the last 20

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
-    from sts_pipelines.config.pipeline import AnyPipeline
+    from sts_pipelines.config.kinds import AnyPipeline
 
 R = TypeVar("R", bound="AnyPipeline")
 

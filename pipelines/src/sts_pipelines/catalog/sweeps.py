@@ -7,7 +7,8 @@ from sts_pipelines.catalog.families import EIGHT_GPUS, TWO_CORES
 from sts_pipelines.catalog.registry import named, note_on_se
 
 if TYPE_CHECKING:
-    from sts_pipelines.config.pipeline import PipelineConfig, SweepConfig
+    from sts_pipelines.config.pipeline import PipelineConfig
+    from sts_pipelines.config.sweep import SweepConfig
 
 METRIC = "linear/teacher/top1"  # what the paper's figure and table show
 # The granularity table: SE and STS at p = .7 and .999 of the BYOL runs, each by layer, channel and neuron.
@@ -28,7 +29,7 @@ def _p_by_m(dataset: Literal["imagenet", "digits", "cifar10"], hardware: str, ho
 
     @named(name, paper="p x m figure", hardware=hardware, hours=hours, verb="sweep")
     def build() -> "SweepConfig":
-        from sts_pipelines.config.pipeline import GridConfig, SweepConfig
+        from sts_pipelines.config.sweep import GridConfig, SweepConfig
 
         # On ImageNet a trial takes the whole machine; cells of seconds or minutes share the start of their workers.
         alone = dataset == "imagenet"
@@ -49,7 +50,7 @@ def _granularity(dataset: Literal["imagenet", "digits", "cifar10"], hardware: st
     @named(name, paper="granularity table", hardware=hardware, hours=hours, verb="sweep")
     def build() -> "SweepConfig":
         from sts_pipelines.catalog.byol import IMAGENET, SMALL
-        from sts_pipelines.config.pipeline import GridConfig, SweepConfig
+        from sts_pipelines.config.sweep import GridConfig, SweepConfig
 
         rows = IMAGENET if dataset == "imagenet" else SMALL
         grid = GridConfig(
@@ -77,7 +78,7 @@ def _fixmatch(dataset: Literal["cifar10", "cifar100", "digits"], labels: int, ha
     @named(name, paper="FixMatch over the p x m grid", hardware=hardware, hours=hours, verb="sweep")
     def build() -> "SweepConfig":
         from sts_pipelines.catalog.configs import fixmatch_cifar, fixmatch_small
-        from sts_pipelines.config.pipeline import GridConfig, SweepConfig
+        from sts_pipelines.config.sweep import GridConfig, SweepConfig
 
         if dataset == "digits":
             base = fixmatch_small(name, dataset="digits", labels=labels, m=0.95, p=0.5)

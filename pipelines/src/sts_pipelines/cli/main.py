@@ -7,10 +7,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from types import ModuleType
 from typing import NoReturn
 
-from sts_pipelines import __version__
 from sts_pipelines.cli.interrupts import code_of_signal, end_promptly, leave_with
 from sts_pipelines.cli.verbs import VERBS
 from sts_pipelines.plugins import also_import
@@ -23,6 +23,14 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
+class _Version(argparse.Action):
+    """Asks the installed packages, which takes longer than `sts --help` should."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *unused: object) -> NoReturn:
+        print(f"sts {version('sts-pipelines')}")
+        parser.exit()
+
+
 def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """The parser of `sts` and the parsers of its verbs by name."""
     parser = _Parser(
@@ -31,7 +39,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         epilog="examples:\n  sts list\n  sts run quickstart\n  sts check byol-imagenet-200ep-sts",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"sts {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     parser.add_argument(
         "--import", metavar="MODULE", help="import a module first, which registers methods, pipelines and the like"
     )

@@ -7,8 +7,12 @@ from typing import Any
 
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.config.flags import Flag, read_flags, set_flags
-from sts_pipelines.config.pipeline import AXES, AnyPipeline, ComparisonConfig, PipelineConfig, SweepConfig
-from sts_pipelines.config.plain import BareFlag, from_dict, kind_of, to_dict
+from sts_pipelines.config.kinds import AnyPipeline
+from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
+from sts_pipelines.config.plain import to_dict
+from sts_pipelines.config.reading import BareFlag, from_dict
+from sts_pipelines.config.sections import kind_of
+from sts_pipelines.config.sweep import AXES, SweepConfig
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import SchemaError, UsageError
 from sts_pipelines.plugins import load_records

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sts_core.fields import flattened
-from sts_pipelines.config.plain import BareFlag, FlagText, field_types, old_names, paths, section_at, section_type
+from sts_pipelines.config.reading import BareFlag, FlagText
+from sts_pipelines.config.sections import field_types, old_names, paths, section_at, section_type
 from sts_pipelines.errors import UsageError
 
 Flag = tuple[list[str], FlagText]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from sts_pipelines.config.flags import field_docs
-from sts_pipelines.config.plain import field_types, kind_of, old_names
+from sts_pipelines.config.sections import field_types, kind_of, old_names
 
 _SCALARS = {int: "integer", float: "number", bool: "boolean", str: "string"}
 

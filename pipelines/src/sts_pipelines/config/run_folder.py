@@ -1,15 +1,17 @@
 """Run folders on disk: which runs a path holds, the pipeline that made each, and what its reports are told of it."""
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sts_core.fields import flattened
-from sts_methods import TrainingConfig, describe_training
+from sts_methods import CheckpointError, CheckpointStore, TrainingConfig, describe_training, read_manifest
 from sts_pipelines.config.flags import apply_flags
-from sts_pipelines.config.pipeline import PipelineConfig, plain_of
-from sts_pipelines.config.plain import from_dict
+from sts_pipelines.config.kinds import plain_of
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.reading import from_dict
 from sts_pipelines.config.storage_path import is_uri, local_folder
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import SchemaError, UsageError
@@ -40,6 +42,16 @@ def read_run(folder: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
     plain = read_yaml(path.read_text(encoding="utf-8", errors="replace"), source=str(path))
     plain.pop("kind", None)
     return from_dict(PipelineConfig, apply_flags(PipelineConfig, plain, overrides))
+
+
+def newest_meta(run: Path) -> dict[str, Any]:
+    """What a run's newest readable checkpoint says of it; nothing without one."""
+    store = CheckpointStore(run / "checkpoints")
+    for step in reversed(store.steps()):
+        with contextlib.suppress(CheckpointError):
+            meta: dict[str, Any] = read_manifest(store.path(step))["meta"]
+            return meta
+    return {}
 
 
 def describe_run(pipeline: PipelineConfig) -> dict[str, Any]:

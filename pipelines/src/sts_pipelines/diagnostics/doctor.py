@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from sts_core import Network, StsError
+from sts_core import Network, StsError, doctor
 from sts_eval import read_results
 from sts_methods import CheckpointError, CheckpointStore, MetricsLog, load_backbone, read_checkpoint
 from sts_pipelines.config.run_folder import read_run, run_folders
@@ -17,8 +17,14 @@ NEEDED = ("method", "optimizer", "scaler", "smoother")
 _RESUMABLE = "resumable; the command that made the run saves {} again"
 
 
-def examine(path: str) -> tuple[str, bool]:
-    """A description of `path`, and whether it is healthy: resumable, or for a backbone intact."""
+def examine(path: str, later: str | None = None, *, steps: int | None = None) -> tuple[str, bool]:
+    """A description of `path`, and whether it is healthy: resumable, for a backbone intact.
+
+    Of other people's checkpoints, and of any two of one run, it is what their averages are worth.
+    """
+    if later is not None or _is_foreign(Path(path)):
+        findings = doctor.examine(path, later, steps=steps)
+        return "\n".join(map(str, findings)), not any(finding.wrong for finding in findings)
     place, *others = run_folders(path)
     if others or place != Path(path):
         found = [examine(str(run)) for run in (place, *others)]
@@ -32,9 +38,17 @@ def examine(path: str) -> tuple[str, bool]:
         return _run(place)
     problem = "has no config.yaml and no manifest.json" if place.is_dir() else "is none of them"
     raise UsageError(
-        f"sts doctor needs a run folder, a checkpoint folder or a backbone (.safetensors), {path} "
+        f"sts doctor needs a run folder, a checkpoint (of anybody's) or a backbone (.safetensors), {path} "
         f"{problem if place.exists() else 'does not exist'}: check the path"
     )
+
+
+def _is_foreign(place: Path) -> bool:
+    """Whether others wrote it: a file without our manifest, or a folder that Hugging Face's libraries fill."""
+    if place.is_file():
+        return place.suffix != ".safetensors" or not place.with_suffix(".json").is_file()
+    files = ("model.safetensors", "model.safetensors.index.json", "trainer_state.json")
+    return any((place / name).is_file() for name in files) or any(place.glob("*_ema/*.safetensors"))
 
 
 def _run(folder: Path) -> tuple[str, bool]:
@@ -111,7 +125,7 @@ def _checkpoint(folder: Path) -> tuple[list[str], bool]:
 
 def _describe(state: dict[str, Any]) -> list[str]:
     meta = state["meta"]
-    config, metrics = meta["config"], meta["metrics"]
+    config, metrics, initial = meta["config"], meta["metrics"], meta.get("initial")
     smoothing = config["smoothing"]
     applied = f"m={metrics.get('momentum', '?')}, p={metrics.get('preserve_probability', '?')}"
     return [
@@ -121,6 +135,7 @@ def _describe(state: dict[str, Any]) -> list[str]:
         f"schedule {config['momentum_schedule']}; last applied {applied}",
         f"  teacher's buffers: {smoothing['buffers']}",
         f"  networks: {_networks(state['method'])}",
+        *([f"  backbones started from: {initial['source']} ({initial['found']})"] if initial else []),
         f"  label split: {meta['label_split'] or 'none, all images are unlabelled'}",
         f"  bank: {', '.join(config['bank']) or 'none'}",
     ]

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from sts_core import Smoother
-from sts_methods import Batch, build_method, build_optimizer, dataset_record, method_record
-from sts_pipelines.config.pipeline import AnyPipeline, PipelineConfig, SweepConfig, base_of
-from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
+from sts_methods import Batch, build_method, build_optimizer, dataset_record, method_record, warn_of_statistics
+from sts_pipelines.config.kinds import AnyPipeline, base_of
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.sweep import SweepConfig
+from sts_pipelines.diagnostics.preflight import check_data, check_evaluations, initial_weights
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launch.placement import fits
 from sts_pipelines.sweep.trials import trials_of
@@ -41,13 +43,27 @@ def check_pipeline(config: AnyPipeline, *, placement: bool) -> str:
     trials = trials_of(config) if isinstance(config, SweepConfig) else []
     one_student = isinstance(config, SweepConfig) and config.sweep.one_student
     bank = len(trials) if one_student else len(pipeline.training.bank)
-    lines = [*_size(method), *_units(method), *_schedule(pipeline), *_memory(pipeline, method, bank=bank)]
+    lines = [
+        *_initial_weights(pipeline),
+        *_size(method),
+        *_units(method),
+        *_schedule(pipeline),
+        *_memory(pipeline, method, bank=bank),
+    ]
     lines += [*_shared_memory(pipeline), *_one_step(pipeline, method)]
     if trials:
         lines.append(f"sweep: {len(trials)} trials")
     if placement:
         lines.append(_placement(pipeline))
     return "\n".join([f"{pipeline.name}", *lines, "check passed"])
+
+
+def _initial_weights(pipeline: PipelineConfig) -> list[str]:
+    origin = initial_weights(pipeline)
+    if origin is None:
+        return []
+    warn_of_statistics(origin, pipeline.training.data.statistics)
+    return [f"backbones start from {origin}"]
 
 
 def _size(method: Any) -> list[str]:

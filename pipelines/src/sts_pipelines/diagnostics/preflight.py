@@ -1,50 +1,69 @@
 """What would stop a pipeline later, found before it starts."""
 
-import contextlib
 import tempfile
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 from sts_core import CheckpointError
 from sts_methods import (
-    CheckpointStore,
     DataConfig,
+    DatasetRecord,
+    InitialWeights,
     Split,
+    build_backbone,
     dataset_record,
     evaluation_data,
+    load_initial_,
     method_record,
     open_source,
-    read_manifest,
 )
 from sts_pipelines.config.pipeline import PipelineConfig
-from sts_pipelines.config.run_folder import run_folders
+from sts_pipelines.config.run_folder import newest_meta, run_folders
 from sts_pipelines.errors import UsageError
-from sts_pipelines.evaluation.record import records_of
+from sts_pipelines.evaluation.record import EvaluationRecord, record_of, records_of
 from sts_pipelines.launch.storage import mirror_of
 
 
 def check_evaluations(pipeline: PipelineConfig) -> None:
-    """Raise where an evaluation that is asked for could not follow the training."""
-    method = method_record(pipeline.training.method)
-    dataset = dataset_record(pipeline.training.data.dataset)
-    if dataset.labelled is False and (names := _on_labelled_images(pipeline)):
-        raise UsageError(
-            f"{', '.join(names)} need labelled images, and dataset {dataset.name} has none: train on an imagefolder, "
-            "or take them out of evaluation.after-training and let sts evaluate show another dataset to the networks"
-        )
+    """Raise where an evaluation that is asked for could not follow the training, or be made during it."""
+    dataset, during = dataset_record(pipeline.training.data.dataset), pipeline.evaluation.during_training
+    _check_labelled(dataset, _on_labelled_images(pipeline), "evaluation.after-training")
     images, ks = None if dataset.class_folders else dataset.num_images, pipeline.evaluation.knn.ks
     if images is not None and "knn" in pipeline.evaluation.after_training and max(ks) > images:
         raise UsageError(
             f"evaluation.knn.ks must be at most {dataset.name}'s {images:,} training images, got {max(ks):,}"
         )
     for record in records_of(pipeline):
-        if record.needs_classifier and method is not None and not method.trains_classifier:
-            raise UsageError(
-                f"{record.name} measures the classifier that a method trains, and {method.name} trains none: take it "
-                "out of evaluation.after-training (linear and knn need no classifier)"
-            )
+        _check_classifier(record, pipeline, "evaluation.after-training")
         if record.check is not None and pipeline.cluster.address is None:  # else the workers may have what it needs
             record.check(pipeline.evaluation)
+    if during.every_epochs is not None:
+        _check_labelled(dataset, during.evaluations, "evaluation.during-training.evaluations")
+        for name in during.evaluations:
+            _check_classifier(record_of(name), pipeline, "evaluation.during-training.evaluations")
+        if "knn" in during.evaluations and max(ks) > during.num_train:
+            raise UsageError(
+                f"evaluation.knn.ks must be at most evaluation.during-training.num-train={during.num_train:,}, "
+                f"got {max(ks):,}"
+            )
+
+
+def _check_labelled(dataset: DatasetRecord, names: Sequence[str], flag: str) -> None:
+    if dataset.labelled is False and names:
+        raise UsageError(
+            f"{', '.join(names)} need labelled images, and dataset {dataset.name} has none: train on an imagefolder, "
+            f"or take them out of {flag} and let sts evaluate show another dataset to the networks"
+        )
+
+
+def _check_classifier(record: EvaluationRecord, pipeline: PipelineConfig, flag: str) -> None:
+    method = method_record(pipeline.training.method)
+    if record.needs_classifier and method is not None and not method.trains_classifier:
+        raise UsageError(
+            f"{record.name} measures the classifier that a method trains, and {method.name} trains none: take it "
+            f"out of {flag} (linear and knn need no classifier)"
+        )
 
 
 def _on_labelled_images(pipeline: PipelineConfig) -> list[str]:
@@ -111,13 +130,41 @@ def check_images(pipeline: PipelineConfig, folder: Path) -> None:
 
 
 def _images_of(run: Path) -> str | None:
-    """The fingerprint of the images that a run was trained on, as its newest readable checkpoint says."""
-    store = CheckpointStore(run / "checkpoints")
-    for step in reversed(store.steps()):
-        with contextlib.suppress(CheckpointError):
-            images: str | None = read_manifest(store.path(step))["meta"].get("images")
-            return images
-    return None
+    """The fingerprint of the images that a run was trained on."""
+    images: str | None = newest_meta(run).get("images")
+    return images
+
+
+def initial_weights(pipeline: PipelineConfig) -> InitialWeights | None:
+    """The trained weights that the pipeline starts from, after loading them into its backbone; None if there are none.
+
+    Workers of another cluster see other disks, so what lies in a file is left to them.
+    """
+    training = pipeline.training
+    if training.initial.weights is None or pipeline.cluster.address is not None:
+        return None
+    name, stem = training.method.backbone, training.method.stem
+    return load_initial_(build_backbone(name, stem=stem), training.initial, name=name, stem=stem)
+
+
+def check_initial_weights(pipeline: PipelineConfig, folder: Path) -> None:
+    """Raise where the weights to start from do not fit, or are not those from which the runs in `folder` started."""
+    saved = {run: newest_meta(run).get("initial") or {} for run in run_folders(str(folder))}
+    before = {
+        run: one["sha256"] for run, one in saved.items() if one and one["source"] == pipeline.training.initial.weights
+    }
+    try:
+        now = initial_weights(pipeline)
+    except CheckpointError:
+        if not before:
+            raise
+        return  # a run that has begun does not need them any more
+    for run, sha256 in before.items():
+        if now is not None and now.sha256 != sha256:
+            raise UsageError(
+                f"{run} started from other weights (sha256 {sha256[:8]}) than are in {now.source} now "
+                f"({now.sha256[:8]}): put them back, or set another --name"
+            )
 
 
 def check_storage(pipeline: PipelineConfig, folder: Path) -> None:

@@ -28,7 +28,7 @@ from sts_eval import (
     merge_cells,
 )
 from sts_methods import DataConfig, ImageArrays, dataset_record, open_source
-from sts_pipelines.config.pipeline import EvaluationConfig
+from sts_pipelines.config.evaluation import EvaluationConfig
 
 
 def corruption_source(data: DataConfig, config: EvaluationConfig, classes: Sequence[str]) -> Any:
@@ -51,7 +51,12 @@ def corruption_source(data: DataConfig, config: EvaluationConfig, classes: Seque
             )
         root = Path(str(data.root)).expanduser()
         split = Path(test.paths[0]).relative_to(root).parts[0]  # val or test; images may lie deep in a class's folder
-        clean = CleanFolder(root / split, image_size=max(data.image_size, 32), classes=classes)
+        clean = CleanFolder(
+            root / split,
+            image_size=max(data.image_size, 32),
+            classes=classes,
+            skip_unreadable=data.on_error == "skip",
+        )
     cache = None if config.corruption_cache is None else Path(config.corruption_cache).expanduser()
     return GeneratedCorruptions(clean, severities=config.severities, cache=cache)
 

@@ -5,17 +5,16 @@ the same settings, is not repeated, so a killed run only does what is missing.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from sts_core.distributed import barrier, rank
 from sts_eval import RunResults, add_entries, read_drift
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.errors import UsageError
-from sts_pipelines.evaluation.record import EvaluationRecord, record_of, records_of
+from sts_pipelines.evaluation.record import EvaluationRecord, records_of
 from sts_pipelines.evaluation.run import FEATURES, EvaluatedRun
 from sts_pipelines.evaluation.settings import is_done, prefer_asked, settings_of, write_entries
 from sts_pipelines.evaluation.stage import stage
@@ -39,7 +38,7 @@ def evaluate_run(
         raise UsageError(f"{folder} has no finished networks: let sts run finish the training first")
     run = EvaluatedRun(folder, pipeline, device, teacher=teacher, results=results)
     for record in records_of(pipeline):
-        _evaluate(run, record, pipeline.evaluation.networks if teacher is None else ("teacher",))
+        _evaluate(run, record, record.networks_of(pipeline) if teacher is None else ("teacher",))
     if pipeline.training.track_drift and teacher is None and rank() == 0:  # the run's teacher, not one of the bank
         add_entries(results, read_drift(folder, epochs=None).entries(), run=results.name)
     barrier()
@@ -53,7 +52,8 @@ def _evaluate(run: EvaluatedRun, record: EvaluationRecord, networks: Sequence[st
     """Measure those of `networks` that have no result yet."""
     missing = missing_networks(run, record, networks)
     for group in [missing] if record.together and missing else [[network] for network in missing]:
-        with stage(run.results, f"{record.name} of the {' and the '.join(group)}"):
+        names = " and the ".join("untrained network" if name == "untrained" else name for name in group)
+        with stage(run.results, f"{record.name} of the {names}"):
             write_entries(run.results, record.measure(run, group), run.pipeline)
 
 
@@ -78,12 +78,3 @@ def share_passes(runs: Sequence[tuple[Path, PipelineConfig]], *, device: torch.d
         assert record.share is not None
         first = settings_of(record.name, runs[0][1])
         record.share([EvaluatedRun(f, p, device) for f, p in runs if settings_of(record.name, p) == first])
-
-
-def measure_of(pipeline: PipelineConfig, metric: str) -> Callable[[nn.Module], dict[str, float]]:
-    """A function from the method in training to `{metric: value}`, for the first metric of quick evaluations."""
-    evaluation, network, _ = metric.split("/")
-    in_training = record_of(evaluation).in_training
-    assert in_training is not None, "the config refuses others"
-    value = in_training(pipeline, network)
-    return lambda method: {metric: value(method)}

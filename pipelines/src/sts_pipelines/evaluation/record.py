@@ -7,7 +7,8 @@ from typing import Any
 from sts_core.fields import outcome_relevant
 from sts_eval import Evaluation
 from sts_eval import register_evaluation as register_results
-from sts_pipelines.config.pipeline import EvaluationConfig, PipelineConfig
+from sts_pipelines.config.evaluation import EvaluationConfig
+from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.errors import UsageError
 from sts_pipelines.evaluation.run import EvaluatedRun
 
@@ -42,12 +43,16 @@ class EvaluationRecord:
     """Measures several runs in one pass over the images; `measure` finds the outcomes."""
     measure_bank: Callable[[EvaluatedRun, Sequence[str]], Mapping[str, Entries]] | None = None
     """The entries of these teachers of a bank by name, faster than one `measure` after the other."""
-    in_training: Callable[[PipelineConfig, str], Callable[[Any], float]] | None = None
-    """For a network's name, a function from the method in training to the first metric."""
+    in_training: Callable[[PipelineConfig, str, Any], Callable[[Any], float]] | None = None
+    """For a network's name and `LabelledImages`, a function from the method in training to the first metric."""
 
     @property
     def name(self) -> str:
         return self.about.name
+
+    def networks_of(self, pipeline: PipelineConfig) -> tuple[str, ...]:
+        """The networks to measure; an untrained classifier is right by chance and no baseline."""
+        return tuple(n for n in pipeline.evaluation.networks if n != "untrained" or not self.needs_classifier)
 
     def depends_on(self, pipeline: PipelineConfig) -> dict[str, Any]:
         """All that the numbers depend on besides the networks."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sts_eval import Features, LinearProbeResult, extract_features
-from sts_methods import evaluation_data, load_backbone
+from sts_methods import TrainingConfig, build_method, evaluation_data, load_backbone, start_from_
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.storage_path import is_uri
 
@@ -45,7 +45,9 @@ class EvaluatedRun:
         return self._data
 
     def backbone(self, network: str) -> nn.Module:
-        """The backbone of the student, or of the teacher under evaluation."""
+        """The backbone of the student, of the teacher under evaluation, or of both before the first step."""
+        if network == "untrained":
+            return _before_the_first_step(self.pipeline.training).to(self.device)
         name = f"bank/{self.teacher}" if network == "teacher" and self.teacher else network
         module, _ = load_backbone(self.folder / f"{name}.safetensors")
         return module.to(self.device)
@@ -60,3 +62,11 @@ class EvaluatedRun:
             )
             self._features[network] = (train, test)
         return self._features[network]
+
+
+def _before_the_first_step(training: TrainingConfig) -> nn.Module:
+    """The backbone that student and teacher start from: the seed's, or the trained one that the config names."""
+    method = build_method(training.method, seed=training.seed)
+    if training.initial.weights is not None:
+        start_from_(method, training.initial, training.method)
+    return method.backbone("student")

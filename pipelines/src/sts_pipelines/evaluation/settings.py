@@ -46,7 +46,7 @@ def is_evaluated(results: Path, pipeline: PipelineConfig) -> bool:
     measured = all(
         is_done(results, evaluation, network, settings_of(evaluation, pipeline))
         for evaluation in pipeline.evaluation.after_training
-        for network in pipeline.evaluation.networks
+        for network in record_of(evaluation).networks_of(pipeline)
     )
     return measured and (not pipeline.training.track_drift or is_done(results, DRIFT, "teacher", None))
 

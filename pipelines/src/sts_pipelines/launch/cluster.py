@@ -15,7 +15,7 @@ from typing import Any
 
 from sts_core import StsError
 from sts_pipelines import plugins
-from sts_pipelines.config.pipeline import ClusterConfig
+from sts_pipelines.config.cluster import ClusterConfig
 from sts_pipelines.errors import ClusterError, RunError, UsageError, WorkersError, first_line
 from sts_pipelines.launch.local_ray.daemons import reaped, watched
 from sts_pipelines.launch.local_ray.session import keep_logs, session_folder
@@ -50,6 +50,8 @@ def prepare_environment(*, local: bool) -> None:
             "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
             "RAY_worker_niceness": "0",  # 15 by default: starved on a shared machine
             "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+            # An idle process for every core, which Train's actors, having settings of their own, would not take.
+            "RAY_prestart_worker_first_driver": "0",
             # Ray would kill our workers when other programs fill the machine's memory; that is the kernel's business.
             "RAY_memory_monitor_refresh_ms": "0",
             "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # also how fast a lost worker is noticed
@@ -150,8 +152,11 @@ def _check_reachable(address: str) -> None:
         ) from error
 
 
-def _check_gpus(config: ClusterConfig) -> None:
+def check_gpus(config: ClusterConfig) -> None:
     """A cluster of one machine never grows: Ray would wait for missing GPUs for ever, without a word."""
+    ray = sys.modules.get("ray")
+    if config.address is not None or (ray is not None and ray.is_initialized()):
+        return
     workers, found = config.min_workers or config.num_workers, local_resources()["GPU"]
     if config.use_gpu and found < workers:
         raise UsageError(
@@ -162,7 +167,7 @@ def _check_gpus(config: ClusterConfig) -> None:
 
 @contextlib.contextmanager
 def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
-    _check_gpus(config)
+    check_gpus(config)
     with session_folder() as session, reaped(session):
         print("starting Ray on this machine ...", file=sys.stderr, flush=True)
         try:

@@ -12,11 +12,11 @@ import torch
 
 from sts_core import StsError
 from sts_methods import default_device
-from sts_pipelines.config.pipeline import ClusterConfig
+from sts_pipelines.config.cluster import ClusterConfig
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.errors import RunError, WorkersError, first_line
 from sts_pipelines.evaluation.settings import prefer_asked
-from sts_pipelines.launch.cluster import ray_cluster
+from sts_pipelines.launch.cluster import check_gpus, ray_cluster
 from sts_pipelines.launch.job import Job, _is_complete, write_config
 from sts_pipelines.launch.progress import Watcher
 from sts_pipelines.launch.requests import answered_in
@@ -54,6 +54,13 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
                     prefer_asked(job.folder, job.pipeline)
         else:
             _launch_on_ray(jobs, name=name, folder=folder)
+
+
+def check_machine(jobs: Sequence[Job]) -> None:
+    """Refuse workers that want GPUs which this machine has not; runs that are complete need none."""
+    cluster = jobs[0].pipeline.cluster
+    if cluster.num_workers and not all(_is_complete(job) for job in jobs):
+        check_gpus(cluster)
 
 
 def _launch_on_ray(jobs: Sequence[Job], *, name: str, folder: Path) -> None:

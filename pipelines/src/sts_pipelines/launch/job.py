@@ -10,8 +10,10 @@ from typing import Any, get_args
 from sts_core import Network, StateError
 from sts_core.files import locked, write_atomically
 from sts_methods import CheckpointStore, verify_backbone
-from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, plain_of
-from sts_pipelines.config.plain import from_dict, to_dict
+from sts_pipelines.config.kinds import plain_of
+from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
+from sts_pipelines.config.plain import to_dict
+from sts_pipelines.config.reading import from_dict
 from sts_pipelines.config.run_folder import CONTROL, describe_run
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.config.yaml_text import write_yaml

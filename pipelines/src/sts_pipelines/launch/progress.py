@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from sts_core.files import write_atomically
-from sts_methods import ProgressDisplay, RunPlan, format_seconds
+from sts_methods import ProgressDisplay, RunPlan, format_seconds, painted
 from sts_pipelines.launch.warnings_log import WarningsReader
 
 _PLAN = "plan.json"
@@ -54,7 +54,7 @@ class Watcher:
         for warning in self._warnings.new():
             if self._display is not None:
                 self._display.close()
-            self.say(f"warning: {warning}")
+            self.say(f"{painted('warning:', 'yellow', self.stream)} {warning}")
 
     def say(self, line: str) -> None:
         """Print a line of its own."""

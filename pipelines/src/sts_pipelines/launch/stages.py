@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from sts_methods import format_seconds
+from sts_methods import columns_of, format_seconds
 from sts_pipelines.evaluation.stage import stage_of
 
 
@@ -57,6 +57,6 @@ class StageTeller:
         if line and now >= self._next:
             seconds = now - self._since
             text = line if seconds < 1.0 else f"{line}, {format_seconds(seconds)}"
-            self.stream.write(f"\r{text}" if self.stream.isatty() else f"{text}\n")
+            self.stream.write(f"\r{text[: columns_of(self.stream)]}" if self.stream.isatty() else f"{text}\n")
             self._next = now + self._again_seconds
         self.stream.flush()

@@ -1,9 +1,11 @@
 """Warnings of workers: written into the run folder as they come, since Ray shows nobody what its workers print."""
 
 import json
+import logging
+import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,24 +13,50 @@ from typing import Any
 from sts_core.distributed import rank
 
 _FILE = "warnings.jsonl"
+_LOGGERS = ("sts_core", "sts_methods", "sts_eval", "sts_pipelines")
 
 
 @contextmanager
 def warnings_noted(folder: Path) -> Iterator[None]:
-    """Each warning for users that comes up in this process is a line of warnings.jsonl in `folder`, too."""
+    """Each warning for users that comes up in this process is a line of warnings.jsonl in `folder`, too.
+
+    Whether it is given to Python's warnings or to a logger of ours.
+    """
     show, noted = warnings.showwarning, set[str]()
+
+    def note(message: str) -> None:
+        if message not in noted:
+            noted.add(message)
+            _append(folder, message)
 
     def show_and_note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         show(message, category, *place, **more)
-        if category is UserWarning and str(message) not in noted:
-            noted.add(str(message))
-            _append(folder, str(message))
+        if category is UserWarning:
+            note(str(message))
 
+    loggers, handler = [logging.getLogger(name) for name in _LOGGERS], _Noting(note)
     warnings.showwarning = show_and_note
+    for logger in loggers:
+        logger.addHandler(handler)
     try:
         yield
     finally:
         warnings.showwarning = show
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
+class _Noting(logging.Handler):
+    """Prints what nothing else handles, as `logging` does without any handler, and notes it."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            print(record.getMessage(), file=sys.stderr, flush=True)
+        self._note(record.getMessage())
 
 
 def _append(folder: Path, message: str) -> None:

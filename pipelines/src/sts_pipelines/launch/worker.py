@@ -17,7 +17,8 @@ from sts_methods import LocalRuntime, RunListener, fit
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.errors import memory_told
 from sts_pipelines.evaluation.bank import evaluate_bank
-from sts_pipelines.evaluation.evaluator import evaluate_run, measure_of, share_passes, shared_evaluations
+from sts_pipelines.evaluation.evaluator import evaluate_run, share_passes, shared_evaluations
+from sts_pipelines.evaluation.in_training import InTraining, LabelledImages, observation_of
 from sts_pipelines.launch.job import Job, run_lock, write_config
 from sts_pipelines.launch.runtime import PreemptionNotice, RayReport, StorageCopy, build_runtime, worker_device
 from sts_pipelines.launch.storage import mirror_of
@@ -29,7 +30,7 @@ def train_job(job: Job, runtime: LocalRuntime, storage: StorageCopy) -> None:
     lock = run_lock(job.folder) if runtime.rank == 0 else contextlib.nullcontext()
     with lock, warnings_noted(job.folder), memory_told():
         if job.train:
-            fit(job.pipeline.training, runtime)
+            fit(job.pipeline.training, runtime, observation=observation_of(job.pipeline))
             storage.share()
         else:
             storage.restore()
@@ -53,7 +54,8 @@ def _train_on_ray(job: Job, *, metric: str | None) -> None:
         write_config(job)  # this machine need not be the driver's
     leads_machine = ray.train.get_context().get_local_rank() == 0
     storage = StorageCopy(mirror_of(job.pipeline.cluster.storage_path, job.folder), leads_machine=leads_machine)
-    also: list[RunListener] = [RayReport(None if metric is None else measure_of(job.pipeline, metric))]
+    ranking = None if metric is None else InTraining(job.pipeline, [metric], LabelledImages(job.pipeline))
+    also: list[RunListener] = [RayReport(ranking)]
     if job.pipeline.cluster.address is not None:  # a local cluster has nobody who would know
         also.append(PreemptionNotice(job.folder))
     train_job(job, build_runtime(job, storage, also=also, device=worker_device(), progress=False), storage)

@@ -36,6 +36,7 @@ from sts_methods import (
     TrainingConfig,
     open_source,
 )
+from sts_pipelines.catalog.configs import FIXMATCH_OPTIMIZER
 from sts_pipelines.errors import UsageError
 from sts_pipelines.study.claims import (
     by_claim,
@@ -196,14 +197,7 @@ def fixmatch(
         method=FixMatchConfig(**_NETWORK, num_classes=10, pseudo_labels=labeller),
         smoothing=bank[teacher],
         data=images.data("fixmatch", labels),
-        optimizer=OptimizerConfig(
-            lr=0.03,
-            scale_lr=False,
-            nesterov=True,
-            weight_decay=5e-4,
-            exclude_norm_and_bias=True,
-            schedule="cosine_7_16",
-        ),
+        optimizer=FIXMATCH_OPTIMIZER,
         global_batch_size=32,
         steps=FIXMATCH_STEPS,
         seed=seed,

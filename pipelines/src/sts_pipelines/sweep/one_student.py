@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sts_core.files import write_atomically
 from sts_methods import CheckpointStore
-from sts_pipelines.config.pipeline import SweepConfig
 from sts_pipelines.config.run_folder import describe_run
+from sts_pipelines.config.sweep import SweepConfig
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job
 from sts_pipelines.sweep.outcomes import forget_errors, note_error

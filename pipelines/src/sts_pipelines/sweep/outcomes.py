@@ -168,7 +168,8 @@ def write_outcomes(found: Sequence[Outcome], folder: Path, *, metric: str) -> No
     print(f"table: {folder / 'sweep.csv'}")
     runs = [folder / outcome.trial.name for outcome in found if outcome.value is not None]
     if runs:
-        print(f"report: {write_report(runs, folder / 'report', describe=describe_old_run)[1]}")
+        _, page = write_report(runs, folder / "report", describe=describe_old_run)
+        print(f"report: {page.absolute().as_uri()}")
 
 
 def _means(found: Sequence[Outcome], metric: str) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from sts_eval import read_results
-from sts_methods import format_seconds
+from sts_methods import format_seconds, painted
 from sts_pipelines.evaluation.stage import stage_of
 from sts_pipelines.launch.progress import last_step
 from sts_pipelines.launch.warnings_log import WarningsReader
@@ -51,7 +51,7 @@ class TrialWatcher:
         while self.pending:
             finished = self._stop.is_set()
             for warning in self._warnings.new():
-                self._say(f"warning: {warning}")
+                self._say(f"{painted('warning:', 'yellow', self.stream)} {warning}")
             for name in list(self.pending):
                 value = self._value(name)
                 if value is not None:

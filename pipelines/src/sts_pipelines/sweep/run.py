@@ -16,9 +16,12 @@ from typing import Any
 
 from sts_core import StsError
 from sts_methods import TrainingConfig
-from sts_pipelines.config.pipeline import AXES, ClusterConfig, PipelineConfig, SweepConfig
-from sts_pipelines.config.plain import digest, digested_name, outcome_relevant, to_dict
+from sts_pipelines.config.cluster import ClusterConfig
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.plain import digest, outcome_relevant, to_dict
+from sts_pipelines.config.sections import digested_name
 from sts_pipelines.config.storage_path import is_uri, local_folder
+from sts_pipelines.config.sweep import AXES, SweepConfig
 from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
 from sts_pipelines.evaluation.settings import is_evaluated, prefer_asked
 from sts_pipelines.launch.cluster import TRIAL_CPUS, local_resources, ray_cluster

@@ -12,8 +12,10 @@ import numpy as np
 
 from sts_core import SmoothingConfig
 from sts_pipelines.config.flags import set_flags
-from sts_pipelines.config.pipeline import AXES, GridConfig, PipelineConfig, SweepConfig
-from sts_pipelines.config.plain import FlagText, from_dict, to_dict
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.config.plain import to_dict
+from sts_pipelines.config.reading import FlagText, from_dict
+from sts_pipelines.config.sweep import AXES, GridConfig, SweepConfig
 from sts_pipelines.errors import SchemaError
 
 Settings = Mapping[str, Any]

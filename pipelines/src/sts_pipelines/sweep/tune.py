@@ -11,7 +11,7 @@ from ray import tune
 from ray.tune import registry
 from ray.tune.schedulers import ASHAScheduler
 
-from sts_pipelines.config.pipeline import SweepConfig
+from sts_pipelines.config.sweep import SweepConfig
 from sts_pipelines.sweep.outcomes import mark_stopped, note_error
 
 

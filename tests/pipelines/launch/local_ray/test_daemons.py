@@ -48,6 +48,7 @@ def test_an_error_of_the_body_stays_what_it_is(daemon: processes.Process) -> Non
         raise KeyError
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_what_writes_into_a_session_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
     script = f"""

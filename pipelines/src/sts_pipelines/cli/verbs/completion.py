@@ -89,7 +89,8 @@ def _overrides(before: list[str]) -> list[str]:
 
 def _computed(name: str) -> list[str]:
     from sts_pipelines.cli.resolve import resolve
-    from sts_pipelines.config.plain import paths, to_dict
+    from sts_pipelines.config.plain import to_dict
+    from sts_pipelines.config.sections import paths
 
     config = resolve(name)
     return [f"--{path.replace('_', '-')}" for path in paths(type(config), to_dict(config))]

@@ -24,7 +24,7 @@ TAKES_OVERRIDES = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or one that holds run folders")
     parser.add_argument("--only", help="comma-separated evaluations, such as linear,knn (default: config's)")
-    parser.add_argument("--networks", help="comma-separated: teacher, student (default: both)")
+    parser.add_argument("--networks", help="comma-separated: teacher, student, untrained (default: config's)")
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:

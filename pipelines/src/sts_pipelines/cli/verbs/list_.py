@@ -1,4 +1,4 @@
-"""sts list: names of all pipelines with their place in the paper, hardware and hours.
+"""sts list: names of all pipelines with their place in the paper, hardware and hours; with --runs the runs on disk.
 
 `hours` are the hours on the hardware named beside them; a question mark says that nobody has measured them yet.
 """
@@ -8,11 +8,14 @@ import fnmatch
 import json
 import shutil
 import sys
+from pathlib import Path
 
 EXAMPLES = """  sts list
   sts list byol --cpu
   sts list 'fixmatch-cifar10-*'
-  sts list --json"""
+  sts list --json
+  sts list --runs
+  sts list byol --runs /data/runs"""
 TAKES_OVERRIDES = False
 COLUMNS = ("name", "paper", "hardware", "hours")
 
@@ -25,13 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds.add_argument("--gpu", dest="needs", action="store_const", const="GPU", help="only those that need GPUs")
     kinds.add_argument("--cpu", dest="needs", action="store_const", const="CPU", help="only those that need none")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    kinds.add_argument(
+        "--runs",
+        nargs="?",
+        const="runs",
+        metavar="FOLDER",
+        help="the runs in a folder (runs/): progress and accuracies",
+    )
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from sts_pipelines.catalog import CATALOG
-    from sts_pipelines.terminal import text_table
-
     pattern = arguments.pattern if set(arguments.pattern) & set("*?[") else f"*{arguments.pattern}*"
+    if arguments.runs is not None:
+        return _list_runs(Path(arguments.runs), pattern, as_json=arguments.json)
+    from sts_pipelines.catalog import CATALOG
+
     entries = [
         entry
         for name, entry in CATALOG.items()
@@ -43,6 +54,27 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
         raise UsageError(f"no pipeline matches {arguments.pattern!r}: sts list prints all names")
     rows = [{column: str(getattr(entry, column)) for column in (*COLUMNS, "verb")} for entry in entries]
     headings = {column: column.upper() for column in COLUMNS}
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(json.dumps(rows, indent=2) if arguments.json else text_table(rows, headings, width=width))
+    _print(rows, headings, as_json=arguments.json)
     return 0
+
+
+def _list_runs(folder: Path, pattern: str, *, as_json: bool) -> int:
+    from sts_pipelines.cli.runs_table import HEADINGS, row_of, runs_in
+
+    rows = [row for run in runs_in(folder) if fnmatch.fnmatch((row := row_of(run, folder))["run"], pattern)]
+    if not rows:
+        from sts_pipelines.errors import UsageError  # with torch, which the table does without
+
+        rule = (
+            f"no run in {folder} matches {pattern!r}" if folder.is_dir() else f"{folder} is no folder that holds runs"
+        )
+        raise UsageError(f"{rule}: name another with --runs")
+    _print(rows, HEADINGS, as_json=as_json)
+    return 0
+
+
+def _print(rows: list[dict[str, str]], headings: dict[str, str], *, as_json: bool) -> None:
+    from sts_pipelines.terminal import text_table
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(json.dumps(rows, indent=2) if as_json else text_table(rows, headings, width=width))

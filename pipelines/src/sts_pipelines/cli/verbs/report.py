@@ -31,4 +31,4 @@ def report_folders(folders: Sequence[str], *, against_paper: bool = False, outpu
     runs = [run for folder in folders for run in run_folders(folder, "*/config.json", "*/training.json")]
     target = Path(output) if output else Path(folders[0]) / "report"
     _, page = write_report(runs, target, against_paper=against_paper, describe=describe_old_run)
-    print(f"report: {page}")
+    print(f"report: {page.absolute().as_uri()}")

@@ -5,12 +5,15 @@ overridden by a flag of its name; `sts show NAME --flags` lists them.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sts_pipelines.config.pipeline import AnyPipeline, ComparisonConfig, PipelineConfig
+    from sts_pipelines.catalog.registry import Entry
+    from sts_pipelines.config.kinds import AnyPipeline
+    from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
     from sts_pipelines.launch.job import Job
 
 EXAMPLES = """  sts run quickstart
@@ -26,25 +29,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from sts_pipelines.catalog import CATALOG
     from sts_pipelines.cli.resolve import resolve
-    from sts_pipelines.config.pipeline import SweepConfig
+    from sts_pipelines.config.sweep import SweepConfig
     from sts_pipelines.errors import UsageError
 
     config = resolve(arguments.pipeline, overrides)
     if isinstance(config, SweepConfig):
         raise UsageError(f"{arguments.pipeline} is a sweep: run it with sts sweep {arguments.pipeline}")
-    run_pipeline(config)
+    run_pipeline(config, None if overrides else CATALOG.get(arguments.pipeline))
     return 0
 
 
-def run_pipeline(config: "PipelineConfig | ComparisonConfig") -> None:
-    """Train, evaluate, print one table and write the report."""
+def run_pipeline(config: "PipelineConfig | ComparisonConfig", entry: "Entry | None" = None) -> None:
+    """Say what will happen, train, evaluate, print one table and write the report."""
+    from sts_pipelines.cli.introduction import introduce
     from sts_pipelines.errors import RunError
-    from sts_pipelines.launch.driver import launch
+    from sts_pipelines.launch.driver import check_machine, launch
     from sts_pipelines.launch.job import jobs_of
 
     check_and_note(config, config.folder)
     jobs = jobs_of(config)
+    check_machine(jobs)
+    print(introduce(config, entry), file=sys.stderr, flush=True)
     try:
         launch(jobs, name=config.run_name, folder=config.folder)
     except RunError:  # what the other variants have found is still wanted
@@ -56,15 +63,17 @@ def run_pipeline(config: "PipelineConfig | ComparisonConfig") -> None:
 def check_and_note(config: "AnyPipeline", folder: Path) -> None:
     """Refuse what could not run to its end, and leave the config in a folder of several runs; each run has its own."""
     from sts_core.files import write_atomically
-    from sts_pipelines.config.pipeline import PipelineConfig, base_of, plain_of
+    from sts_pipelines.config.kinds import base_of, plain_of
+    from sts_pipelines.config.pipeline import PipelineConfig
     from sts_pipelines.config.yaml_text import write_yaml
-    from sts_pipelines.diagnostics.preflight import check_data, check_evaluations, check_images, check_storage
+    from sts_pipelines.diagnostics import preflight
 
     pipeline = base_of(config)
-    check_evaluations(pipeline)
-    check_data(pipeline)
-    check_images(pipeline, folder)
-    check_storage(pipeline, folder)
+    preflight.check_evaluations(pipeline)
+    preflight.check_data(pipeline)
+    preflight.check_images(pipeline, folder)
+    preflight.check_initial_weights(pipeline, folder)
+    preflight.check_storage(pipeline, folder)
     if not isinstance(config, PipelineConfig):
         write_atomically(folder / "config.yaml", write_yaml(plain_of(config)))
 

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.cli.resolve import KINDS, resolve
     from sts_pipelines.config.flags import describe_flags
     from sts_pipelines.config.json_schema import json_schema
-    from sts_pipelines.config.pipeline import plain_of
+    from sts_pipelines.config.kinds import plain_of
     from sts_pipelines.config.plain import to_dict
     from sts_pipelines.config.yaml_text import write_yaml
     from sts_pipelines.errors import UsageError

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.cli.resolve import resolve
     from sts_pipelines.cli.verbs.run import check_and_note
-    from sts_pipelines.config.pipeline import SweepConfig
+    from sts_pipelines.config.sweep import SweepConfig
     from sts_pipelines.errors import UsageError
     from sts_pipelines.sweep.run import run_sweep, sweep_folder
 

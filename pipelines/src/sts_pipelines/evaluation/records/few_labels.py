@@ -8,7 +8,7 @@ from torch import nn
 
 from sts_core.distributed import gather_lists, rank, world_size
 from sts_eval import CheckpointAccuracy, classification_accuracy, evaluate_checkpoints, evaluation_called, few_labels
-from sts_methods import CheckpointError, CheckpointStore, build_method, evaluation_data, read_checkpoint
+from sts_methods import CheckpointError, CheckpointStore, build_method, read_checkpoint
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.evaluation.record import Entries, EvaluationRecord, register_evaluation
 from sts_pipelines.evaluation.run import EvaluatedRun
@@ -61,13 +61,12 @@ def measure_bank(run: EvaluatedRun, teachers: Sequence[str]) -> Mapping[str, Ent
     return {name: _entries(gather_lists(records)) for name, records in mine.items()}
 
 
-def in_training(pipeline: PipelineConfig, network: str) -> Callable[[Any], float]:
+def in_training(pipeline: PipelineConfig, network: str, images: Any) -> Callable[[Any], float]:
     """Top-1 of the classifier as it is."""
-    _, test = evaluation_data(pipeline.training.data)
 
     def value(method: Any) -> float:
         model = method.teacher if network == "teacher" else method.student
-        return classification_accuracy(model, test, pipeline.evaluation.features)[1]
+        return classification_accuracy(model, images.test, pipeline.evaluation.features)[1]
 
     return value
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sts_eval import evaluation_called, extract_features, nearest_neighbours
-from sts_methods import evaluation_data
+from sts_eval import evaluation_called, nearest_neighbours
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import to_dict
 from sts_pipelines.evaluation.record import Entries, EvaluationRecord, register_evaluation
@@ -17,15 +16,15 @@ def measure(run: EvaluatedRun, networks: Sequence[str]) -> Entries:
     return [entry for network, result in results.items() for entry in result.entries(network)]
 
 
-def in_training(pipeline: PipelineConfig, network: str) -> Callable[[Any], float]:
+def in_training(pipeline: PipelineConfig, network: str, images: Any) -> Callable[[Any], float]:
     """Top-1 of the first vote."""
-    splits, config = evaluation_data(pipeline.training.data), pipeline.evaluation
+    config = pipeline.evaluation.knn
 
     def value(method: Any) -> float:
         backbone = method.backbone(network)
-        train, test = (extract_features(backbone, split, config.features) for split in splits)
-        result = nearest_neighbours(train, test, config.knn, device=next(backbone.parameters()).device)
-        return result.top1(config.knn.ks[0], config.knn.temperatures[0])
+        train, test = images.features(backbone)
+        result = nearest_neighbours(train, test, config, device=next(backbone.parameters()).device)
+        return result.top1(config.ks[0], config.temperatures[0])
 
     return value
 

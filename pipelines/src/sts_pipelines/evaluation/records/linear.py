@@ -1,10 +1,10 @@
 """Linear evaluation of a run's backbones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sts_eval import LinearProbeResult, evaluation_called, image_folder, linear_probe
+from sts_eval import LinearProbeConfig, LinearProbeResult, evaluation_called, image_folder, linear_probe
 from sts_methods import dataset_record
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import to_dict
@@ -42,7 +42,8 @@ def _images(run: EvaluatedRun) -> tuple[Any, Any]:
     data = run.pipeline.training.data
     train, test = run.data
     if dataset_record(data.dataset).class_folders and data.root is not None:
-        train = image_folder(Path(data.root) / "train", image_size=None)
+        root = Path(data.root).expanduser() / "train"
+        train = image_folder(root, image_size=None, skip_unreadable=data.on_error == "skip")
     return train, test
 
 
@@ -51,4 +52,18 @@ def settings(pipeline: PipelineConfig) -> dict[str, Any]:
     return {"linear": to_dict(pipeline.evaluation.linear)}
 
 
-RECORD = register_evaluation(EvaluationRecord(about=evaluation_called("linear"), measure=measure, settings=settings))
+def in_training(pipeline: PipelineConfig, network: str, images: Any) -> Callable[[Any], float]:
+    """Top-1 of ridge regression, which is solved at once: for the curve, not for tables."""
+    config = LinearProbeConfig(solver="ridge", regularisations=(1e-2,), allow_missing_classes=True)
+
+    def value(method: Any) -> float:
+        backbone = method.backbone(network)
+        train, test = images.features(backbone)
+        return linear_probe(train, test, config, device=next(backbone.parameters()).device).last[1]
+
+    return value
+
+
+RECORD = register_evaluation(
+    EvaluationRecord(about=evaluation_called("linear"), measure=measure, settings=settings, in_training=in_training)
+)
