@@ -11,6 +11,8 @@ import pytest
 from tests.null_gpu import machine
 from tests.null_gpu.methods import METHODS
 
+pytestmark = pytest.mark.slow
+
 # Phase: operations, pageable copies, collectives, megabytes sent. BYOL and MoCo: ResNet-50, 32 images of 224 px; DINO:
 # ViT-S/16 with eight small crops; FixMatch and Mean Teacher: WRN-28-2, 8 labelled and 56 unlabelled images of 32 px.
 Budget = dict[str, tuple[int, int, int, float]]

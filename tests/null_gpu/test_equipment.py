@@ -7,6 +7,8 @@ import pytest
 
 from tests.null_gpu import machine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:

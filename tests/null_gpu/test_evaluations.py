@@ -6,6 +6,8 @@ import pytest
 
 from tests.null_gpu import machine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("world_size", "backend"), [(1, "nccl"), (8, "nccl"), (8, "cpu:fake,cuda:nccl")])
 def test_every_evaluation_runs_on_the_device(world_size: int, backend: str) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from tests.null_gpu import machine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found() -> Any:

@@ -7,6 +7,8 @@ import pytest
 from tests.null_gpu import machine
 from tests.null_gpu.methods import METHODS
 
+pytestmark = pytest.mark.slow
+
 BOTH = {"teacher.safetensors", "student.safetensors"}
 
 

@@ -4,10 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import processes
 from tests.null_gpu import machine
 
 
+@pytest.mark.slow
 def test_torchrun_trains_and_evaluates_on_one_gpu_for_each_process(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = machine.environment(num_gpus=2) | {"GLOO_SOCKET_IFNAME": "lo"}
