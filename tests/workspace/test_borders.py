@@ -99,6 +99,18 @@ def test_eval_knows_no_field_of_the_configs_of_methods() -> None:
     own |= set(describe_training(recipes.fixmatch_cifar())["conditions"])
     for kind in (sts_eval.LinearProbeConfig, sts_eval.DetectionConfig, sts_eval.FeatureConfig, sts_eval.Evaluation):
         own |= {field.name for field in dataclasses.fields(kind)}
-    # Words of its own: views of arrays, the folder of evaluated images, resizing, normalisation, classes, the vote's T.
-    own |= {"views", "root", "interpolation", "mean", "std", "num_classes", "temperature"}
+    # Words of its own: views of arrays, the folder of evaluated images, resizing, normalisation, classes, the vote's T,
+    # student or teacher, where weights are in a file, drift.
+    own |= {
+        "views",
+        "root",
+        "interpolation",
+        "mean",
+        "std",
+        "num_classes",
+        "temperature",
+        "network",
+        "prefix",
+        "weights",
+    }
     assert not sorted((fields - own) & strings_of("sts_eval"))

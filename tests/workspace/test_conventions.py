@@ -16,18 +16,18 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = [ROOT / "packages/sts-core", ROOT / "packages/sts-methods", ROOT / "packages/sts-eval", ROOT / "pipelines"]
 
 
-def project(folder: Path) -> dict[str, object]:
-    return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-
-
-def test_versions_are_in_lock_step() -> None:
-    versions = {str(project(folder)["version"]) for folder in [ROOT, *PACKAGES]}
-    assert len(versions) == 1
-    (version,) = versions
+def test_the_version_is_written_once() -> None:
+    written = [f for f in tracked() if f.name == "pyproject.toml" and f.parent in PACKAGES]
+    assert len(written) == len(PACKAGES)
+    assert not [f for f in [*written, ROOT / "CITATION.cff"] if sts_core.__version__ in f.read_text()]
     for folder in PACKAGES:
-        for requirement in project(folder)["dependencies"]:
-            if requirement.startswith("sts-"):
-                assert requirement.endswith(f"=={version}"), f"{folder.name}: {requirement}"
+        found = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["hatch"]["version"]["path"]
+        assert (folder / found).samefile(sts_core.__file__)
+
+
+def test_what_every_distribution_brings_itself_is_the_same_in_all() -> None:
+    assert {(folder / "LICENSE").read_bytes() for folder in PACKAGES} == {(ROOT / "LICENSE").read_bytes()}
+    assert len({(folder / "hatch_build.py").read_bytes() for folder in PACKAGES if folder.name != "sts-core"}) == 1
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
@@ -36,10 +36,8 @@ def test_a_package_has_its_readme_and_types(folder: Path) -> None:
     assert list(folder.glob("src/*/py.typed"))
 
 
-def test_citation_and_changelog_are_of_this_version() -> None:
-    version = project(ROOT)["version"]
-    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-    assert f"\n## [{version}]\n" in (ROOT / ".github/CHANGELOG.md").read_text()
+def test_the_changelog_has_this_version() -> None:
+    assert f"\n## [{sts_core.__version__}]\n" in (ROOT / ".github/CHANGELOG.md").read_text()
 
 
 def test_the_readme_names_tests_that_exist() -> None:

@@ -18,7 +18,7 @@ import sts_methods
 
 SHOWN = {
     sts_core: ("Smoother", "TeacherBank"),
-    sts_methods: ("fit", "export", "build_training_data"),
+    sts_methods: ("fit", "export", "export_to_hub_folder", "build_training_data"),
     sts_eval: (
         *("linear_probe", "nearest_neighbours", "corruption_robustness", "detection_transfer"),
         "write_report",
