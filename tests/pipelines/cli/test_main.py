@@ -31,6 +31,11 @@ def test_listing_and_help_import_neither_torch_nor_ray(arguments: list[str]) -> 
     assert "HEAVY []" in finished.stdout
 
 
+def test_what_ray_imports_of_us_in_driver_and_controller_loads_neither_timm_nor_torchvision() -> None:
+    code = "import sys, sts_pipelines.launch.worker; sys.exit(any(m in sys.modules for m in ('timm', 'torchvision')))"
+    assert processes.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_the_list_shows_name_paper_hardware_and_hours(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.datasets import ImageFolder
 
 from sts_core import ConfigError
 from sts_eval.errors import DataError
@@ -113,29 +112,43 @@ def folders_in(root: str | Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
-class _ClassFolders(ImageFolder):  # type: ignore[misc]  # torchvision is untyped
-    """All images below each class folder, at any depth.
+class _ClassFolders(Dataset[Any]):
+    """All images below each class folder, at any depth; links are followed. The order is torchvision's.
 
     With `skip` the next readable image, and its class, stand in for one that cannot be read; each is told once.
     """
 
-    skip = False
+    def __init__(self, root: Path, *, transform: Callable[[Any], Any] | None, skip: bool) -> None:
+        self.root, self.transform, self.skip = str(root), transform, skip
+        self.classes = folders_in(root)
+        found = [_images_below(root / name) for name in self.classes]
+        lacking = [name for name, files in zip(self.classes, found, strict=True) if not files]
+        if lacking or not found:
+            reason = f"no image for the class {', '.join(lacking[:3])}" if lacking else "no class folder"
+            raise DataError(f"every class folder must hold images, but {root} has {reason}: fill or remove it")
+        self.samples = [(file, label) for label, files in enumerate(found) for file in files]
+        self.targets = [label for _, label in self.samples]
+
+    def __len__(self) -> int:
+        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         for turn in range(len(self) if self.skip else 1):
-            place = (index + turn) % len(self)
+            file, label = self.samples[(index + turn) % len(self)]
             try:
-                return super().__getitem__(place)  # type: ignore[no-any-return]
+                image = read_image(file)
             except DataError as error:
                 if not self.skip:
                     raise
                 warnings.warn(f"skipped an image: {error}", UserWarning, stacklevel=2)
+            else:
+                return image if self.transform is None else self.transform(image), label
         raise DataError(f"some image must be readable, none of the {len(self)} under {self.root} is: repair them")
 
-    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-        if not (names := folders_in(directory)):
-            raise FileNotFoundError(f"Couldn't find any class folder in {directory}.")
-        return names, {name: label for label, name in enumerate(names)}
+
+def _images_below(folder: Path) -> list[str]:
+    walked = sorted(os.walk(folder, followlinks=True))
+    return [os.path.join(base, name) for base, _, names in walked for name in sorted(names) if is_image(name)]
 
 
 def image_folder(
@@ -156,15 +169,7 @@ def image_folder(
         raise DataError(f"an image folder must exist with one folder per class, but {root} does not: check the path")
     if transform is None and image_size is not None:
         transform = CentreCrop(image_size, resize=resize)
-    try:
-        images = _ClassFolders(str(root), transform=transform, loader=read_image, is_valid_file=is_image)
-    except FileNotFoundError as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise DataError(
-            f"every class folder must hold images, but under {root} they do not ({reason}): fill or remove them"
-        ) from None
-    images.skip = skip_unreadable
-    return images
+    return _ClassFolders(Path(root), transform=transform, skip=skip_unreadable)
 
 
 def random_crop_box(height: int, width: int, draws: np.random.Generator) -> tuple[int, int, int, int]:

@@ -9,7 +9,6 @@ import torch
 from sts_eval.detection.backends.detectron2 import Detectron2Detector, require_detectron2
 from sts_eval.detection.backends.interface import Detector
 from sts_eval.detection.backends.resnet import ResNetShape
-from sts_eval.detection.backends.torchvision import TorchvisionDetector
 from sts_eval.detection.config import DetectionConfig, DetectorBackend
 from sts_eval.detection.draws import draw_seed
 
@@ -27,6 +26,8 @@ def build_detector(config: DetectionConfig, shape: ResNetShape) -> Detector:
         torch.default_generator.manual_seed(draw_seed("layers", config.seed))
         if config.backend == "detectron2":
             return Detectron2Detector(config, shape)
+        from sts_eval.detection.backends.torchvision import TorchvisionDetector  # torchvision takes seconds
+
         return TorchvisionDetector(config, shape)
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torchvision.models.resnet import Bottleneck
 
 from sts_eval.detection.errors import ConversionError
 
@@ -56,6 +55,8 @@ def infer_shape(state: Mapping[str, torch.Tensor]) -> ResNetShape:
 
 def build_stage(shape: ResNetShape, stage: int, norm: Norm) -> nn.Sequential:
     """Stage 1 ... 4 as torchvision's `layer<stage>`: stride 2 in the first 3x3 convolution, but none in stage 1."""
+    from torchvision.models.resnet import Bottleneck  # takes seconds: those who detect nothing do not wait for it
+
     outputs = shape.out_channels * 2 ** (stage - 1)
     inputs = shape.stem_channels if stage == 1 else outputs // 2
     stride = 1 if stage == 1 else 2
