@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sts_pipelines.terminal import caveats
+from sts_pipelines.terminal import caveats, format_table
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,16 @@ def test_a_table_says_that_each_row_is_one_seed_and_how_a_penalty_was_chosen(
 ) -> None:
     entry = {"evaluation": "linear", "network": "teacher", "metric": "top1", "value": 88.3, "which": "last", **facts}
     assert caveats({"run": [entry]}) == ["one seed each: a difference needs several to mean something", *told]
+
+
+def test_a_table_with_the_untrained_network_fits_into_80_columns() -> None:
+    names = ("teacher", "student", "untrained")
+    keys = {"metric": "top1", "which": "last", "value": 88.3}
+    rows = [{"evaluation": kind, "network": network, **keys} for kind in ("linear", "knn") for network in names]
+    wide = format_table({"none": rows}).splitlines()
+    assert wide[0].split("  ")[-1] == "k-NN untrained"
+    assert format_table({"none": rows}, width=len(wide[0])).splitlines() == wide
+    narrow = format_table({"none": rows}, width=79).splitlines()
+    assert narrow[0].split() == ["linear"] * 3 + ["k-NN"] * 3
+    assert [line.split() for line in narrow[1:]] == [["run", *names, *names], wide[1].split()]
+    assert len(wide[0]) > 79 >= max(map(len, narrow))

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 NETWORKS = ("teacher", "student", "untrained")
@@ -11,15 +12,18 @@ NETWORKS = ("teacher", "student", "untrained")
 def print_table(runs: Mapping[str, Path]) -> None:
     """Print the last results of each run: the first metric of each evaluation."""
     from sts_eval import read_results  # with torch, which not every table needs
-    from sts_methods import painted
+    from sts_methods import columns_of, painted
 
     entries = {
         label: read_results(folder).entries for label, folder in runs.items() if (folder / "results.json").is_file()
     }
     if entries:
-        heading, *rows = format_table(entries).splitlines()
-        print("\n".join([painted(heading, "bold", sys.stdout), *rows]))
-        print("\n".join(caveats(entries)))
+        width = columns_of(sys.stdout)
+        lines = format_table(entries, width=width).splitlines()
+        for line in lines[: -len(entries)]:
+            print(painted(line, "bold", sys.stdout))
+        print("\n".join(lines[-len(entries) :]))
+        print("\n".join(line if width is None else fill(line, width) for line in caveats(entries)))
 
 
 def caveats(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -36,26 +40,32 @@ def caveats(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     return lines
 
 
-def format_table(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def format_table(entries: Mapping[str, Sequence[Mapping[str, Any]]], *, width: int | None = None) -> str:
     """Rows of `entries` by label; the first entry of a kind counts (the first k of k-NN, the last epoch).
 
-    What no run was asked to measure gets no column.
+    What no run was asked to measure gets no column. The headings take two lines where one is longer than `width`.
     """
     from sts_eval import registered_evaluations
 
     columns = [
-        (one.name, one.metrics[0].name, network, f"{one.column} {network}")
+        (one.column, network, (one.name, one.metrics[0].name, network))
         for one in registered_evaluations()
         for network in NETWORKS
         if not one.logged
         and any(_value(rows, one.name, one.metrics[0].name, network) is not None for rows in entries.values())
     ]
-    width = max(len("run"), *(len(label) for label in entries))
-    lines = ["  ".join(["run".ljust(width), *(heading for *_, heading in columns)])]
-    for label, rows in entries.items():
-        values = [_shown(_value(rows, *column[:3])).rjust(len(column[3])) for column in columns]
-        lines.append("  ".join([label.ljust(width), *values]))
-    return "\n".join(lines)
+
+    def lines(*, split: bool) -> list[str]:
+        cells = [[*[""] * split, "run", *entries]]
+        for column, network, key in columns:
+            heading = [column, network] if split else [f"{column} {network}"]
+            cells.append([*heading, *(_shown(_value(rows, *key)) for rows in entries.values())])
+        widths = [max(map(len, column)) for column in cells]
+        rows = [[text.rjust(size) for text, size in zip(row, widths, strict=True)] for row in zip(*cells, strict=True)]
+        return ["  ".join([label.strip().ljust(widths[0]), *values]) for label, *values in rows]
+
+    whole = lines(split=False)
+    return "\n".join(whole if width is None or len(whole[0]) <= width else lines(split=True))
 
 
 def value_of(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -114,6 +114,8 @@ def test_show_lists_every_flag_with_its_meaning(capsys: pytest.CaptureFixture[st
         (["run", "quickstart", "--smoothing.momentum", "0.9"], "variants.NAME.momentum"),
         (["run", "quickstart", "--smoothing.buffers=copy"], "variants.NAME.buffers"),
         (["run", "quickstart", "--smoothing.preserve_probability", "0.5"], "variants.NAME.preserve_probability"),
+        (["run", "byol-digits-sts", "--sweep.momenta", "0.9"], "use sts sweep byol-digits-sts"),
+        (["sweep", "quickstart", "--sweep.momenta=0.9"], "sweep one of its pipelines"),
         (["sweep", "byol-digits-p-by-m", "--smoothing.preserve_probability", "0.5"], "sweep.momenta"),
         (
             ["run", "byol-digits-sts", "--data.dataset", "images", "--data.root", "/"],
@@ -195,6 +197,15 @@ def test_a_file_is_of_the_kind_that_its_sections_tell(
     (tmp_path / "mine.yaml").write_text(text.replace(f"kind: {kind}\n", ""))
     assert main(["show", str(tmp_path / "mine.yaml")]) == 0
     assert f"kind: {kind}\n" in capsys.readouterr().out
+
+
+def test_a_file_that_contradicts_itself_about_its_kind_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("kind: pipeline\nname: x\nsweep:\n  momenta: [0.9]\n")
+    assert main(["show", str(tmp_path / "mine.yaml")]) == 2
+    expected = "mine.yaml says kind: pipeline, but has a section of a sweep: write kind: sweep, or remove either\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 def test_an_export_says_what_it_wrote_in_words(

@@ -207,6 +207,21 @@ def test_a_joined_cluster_that_is_too_small_is_waited_for_with_a_word(
     assert capsys.readouterr().err == "waiting: the workers need 8 GPUs, the cluster has 0 so far ...\n"
 
 
+def test_a_joined_cluster_says_nothing_of_its_own_accord(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as "(raylet) A worker died", in colours, which Ray's driver prints from a thread that `init` starts."""
+    import ray
+
+    listeners: list[object] = []
+    monkeypatch.setattr(ray._private.worker, "listen_error_messages", before := object())
+    monkeypatch.setattr(ray, "init", lambda **options: listeners.append(ray._private.worker.listen_error_messages))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0})
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with cluster.ray_cluster(ClusterConfig(num_workers=1, address="auto"), num_cpus=1):
+        assert listeners != [before]
+        assert listeners[0](None, None) is None  # type: ignore[operator]
+
+
 def test_the_processes_of_a_joined_cluster_know_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among several clusters on the head node, the one that frees stopped trials' resources has to find this one."""
     import ray

@@ -165,3 +165,17 @@ def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:
                 wait_for("\nsts: evaluating linear of the student" if end else "\n\rsts: ", stream)
         assert stream.getvalue().endswith("\n")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_others_say_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
+    """The teller learns a little late that a stage is over, and a warning does not wait for that."""
+    stream = Terminal()
+    with (
+        StageTeller({"none": tmp_path}, stream=stream, every_seconds=0.01) as teller,
+        stage(tmp_path, "knn of the student"),
+    ):
+        wait_for("\rnone: evaluating knn of the student", stream)
+        with Watcher([tmp_path], stream=stream, say=teller.say, every_seconds=0.01):
+            write_plan(tmp_path, plan(), label="tma")
+            wait_for("tma: 4 steps", stream)
+    assert "\ntma: 4 steps of 8 images\n" in stream.getvalue()

@@ -73,9 +73,12 @@ def _problems(cls: type, plain: Mapping[str, Any], flags: Sequence[Flag]) -> lis
 
 
 def _refuse_overrides_without_effect(target: str, cls: type, overrides: Sequence[str]) -> None:
-    """A comparison and a sweep choose their teachers themselves: setting another one would silently do nothing."""
+    """A comparison and a sweep choose their teachers themselves, and nothing else varies any."""
     fields = {ComparisonConfig: ("",), SweepConfig: ("m", "p", "g")}.get(cls, ())  # all cells have the same buffers
     for flag in overrides:
+        if flag.startswith("--sweep.") and cls is not SweepConfig:
+            remedy = "sweep one of its pipelines" if cls is ComparisonConfig else f"use sts sweep {target}"
+            raise UsageError(f"{flag.partition('=')[0]} is a flag of sweeps, and {target} is none: {remedy}")
         if flag.startswith(tuple(f"--smoothing.{field}" for field in fields)):
             field = flag.removeprefix("--smoothing.").partition("=")[0]
             remedy = "sweep.momenta" if cls is SweepConfig else f"variants.NAME.{field}"
@@ -100,7 +103,12 @@ def _load_file(path: Path) -> tuple[type, dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read as text: {error}") from error
     plain = read_yaml(text, source=str(path))
-    kind = plain.pop("kind", _kind_by_sections(plain))
+    told = _kind_by_sections(plain)
+    kind = plain.pop("kind", told)
+    if told != "pipeline" and kind in KINDS and kind != told:
+        raise UsageError(
+            f"{path} says kind: {kind}, but has a section of a {told}: write kind: {told}, or remove either"
+        )
     if kind not in KINDS:
         raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r} in {path}")
     return KINDS[kind], plain

@@ -122,6 +122,7 @@ def _connect(config: ClusterConfig) -> None:
     named = {"RAY_ADDRESS": address} if address != "auto" and "://" not in address else {}
     imports = {plugins.VARIABLE: os.environ[plugins.VARIABLE]} if plugins.VARIABLE in os.environ else {}
     runtime_env = {"env_vars": named | imports} if named or imports else None
+    _silence_driver()
     try:
         ray.init(address=config.address, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # no cluster there, or one of another version
@@ -227,9 +228,7 @@ def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
 def _init(config: ClusterConfig, session: Path, *, num_cpus: float) -> Any:
     import ray
 
-    # What the driver would print of its own accord, in yellow, also into files: Train restarts lost workers, and what
-    # cannot be restarted is an error of ours.
-    ray._private.worker.listen_error_messages = lambda worker, threads_stopped: None
+    _silence_driver()
     options: dict[str, Any] = {} if config.dashboard_port is None else {"dashboard_port": config.dashboard_port}
     return ray.init(
         address="local",  # whatever RAY_ADDRESS says: joining a cluster is cluster.address
@@ -243,6 +242,16 @@ def _init(config: ClusterConfig, session: Path, *, num_cpus: float) -> Any:
         logging_level="ERROR",
         **options,
     )
+
+
+def _silence_driver() -> None:
+    """Take from Ray what its driver prints of its own accord, in yellow, also into files, wherever the cluster is.
+
+    Train restarts lost workers, and what cannot be restarted is an error of ours.
+    """
+    import ray
+
+    ray._private.worker.listen_error_messages = lambda worker, threads_stopped: None
 
 
 @contextlib.contextmanager

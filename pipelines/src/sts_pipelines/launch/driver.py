@@ -1,7 +1,6 @@
 """Training pipelines by name: in this process, or by a group of Ray Train workers that survives being killed."""
 
 import json
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -44,16 +43,17 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
     if jobs[0].train:
         check_installed(jobs[0].pipeline.tracking)
     folders = {job.label: job.folder for job in jobs}
-    with answered_in(list(folders.values())), StageTeller(folders):
+    with answered_in(list(folders.values())), StageTeller(folders) as teller:
         if cluster.num_workers == 0:
             evaluate_together(jobs, device=default_device())
-            _raise_failed([failed for job in jobs for failed in attempt([job], _train_in_process)], jobs)
+            train = partial(_train_in_process, say=teller.say)
+            _raise_failed([failed for job in jobs for failed in attempt([job], train)], jobs)
         elif all(_is_complete(job) for job in jobs):  # not worth the start of a cluster
             for job in jobs:
                 if job.pipeline.evaluation.after_training:
                     prefer_asked(job.folder, job.pipeline)
         else:
-            _launch_on_ray(jobs, name=name, folder=folder)
+            _launch_on_ray(jobs, name=name, folder=folder, say=teller.say)
 
 
 def check_machine(jobs: Sequence[Job]) -> None:
@@ -63,10 +63,10 @@ def check_machine(jobs: Sequence[Job]) -> None:
         check_gpus(cluster)
 
 
-def _launch_on_ray(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
+def _launch_on_ray(jobs: Sequence[Job], *, name: str, folder: Path, say: Callable[[str], None]) -> None:
     cluster = jobs[0].pipeline.cluster
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
-    with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs]):
+    with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs], say=say):
         failed = attempt(jobs, partial(train_on_ray, name=name, folder=folder, max_failures=cluster.max_failures))
         for job in jobs:  # the workers may have run elsewhere
             mirror = mirror_of(cluster.storage_path, job.folder)
@@ -89,11 +89,11 @@ def attempt(jobs: Sequence[Job], train: Callable[[Sequence[Job]], None]) -> list
     return []
 
 
-def _train_in_process(jobs: Sequence[Job]) -> None:
+def _train_in_process(jobs: Sequence[Job], *, say: Callable[[str], None]) -> None:
     for job in jobs:
         write_config(job)
         if job.train:
-            print(f"{job.label}: {_place()}", file=sys.stderr, flush=True)
+            say(f"{job.label}: {_place()}")
         train_in_process(job)
 
 

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
@@ -27,9 +27,17 @@ def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
 class Watcher:
     """Shows the runs in `folders` on `stream` while they are trained one after the other; a context manager."""
 
-    def __init__(self, folders: Sequence[Path], *, stream: TextIO | None = None, every_seconds: float = 0.5) -> None:
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        *,
+        stream: TextIO | None = None,
+        say: Callable[[str], None] | None = None,
+        every_seconds: float = 0.5,
+    ) -> None:
         self.folders = list(folders)
         self.stream = stream if stream is not None else sys.stderr
+        self.say = say if say is not None else self._print  # a line of its own
         self.every_seconds = every_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
@@ -56,8 +64,7 @@ class Watcher:
                 self._display.close()
             self.say(f"{painted('warning:', 'yellow', self.stream)} {warning}")
 
-    def say(self, line: str) -> None:
-        """Print a line of its own."""
+    def _print(self, line: str) -> None:
         self.stream.write(line + "\n")
         self.stream.flush()
 

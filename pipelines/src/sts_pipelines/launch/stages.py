@@ -32,6 +32,7 @@ class StageTeller:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stages", daemon=True)
         self._told, self._since, self._next = "", 0.0, 0.0
+        self._writing = threading.Lock()
 
     def __enter__(self) -> "StageTeller":
         self._thread.start()
@@ -48,15 +49,23 @@ class StageTeller:
             self._stop.wait(self.every_seconds)
         self._tell("")
 
+    def say(self, line: str) -> None:
+        """Print a line of its own, after the one that stays on the terminal until its stage is over."""
+        self._tell("")
+        with self._writing:
+            self.stream.write(f"{line}\n")
+            self.stream.flush()
+
     def _tell(self, line: str) -> None:
-        now = time.monotonic()
-        if line != self._told:
-            if self._told and self.stream.isatty():
-                self.stream.write("\n")
-            self._told, self._since, self._next = line, now, now
-        if line and now >= self._next:
-            seconds = now - self._since
-            text = line if seconds < 1.0 else f"{line}, {format_seconds(seconds)}"
-            self.stream.write(f"\r{text[: columns_of(self.stream)]}" if self.stream.isatty() else f"{text}\n")
-            self._next = now + self._again_seconds
-        self.stream.flush()
+        with self._writing:
+            now = time.monotonic()
+            if line != self._told:
+                if self._told and self.stream.isatty():
+                    self.stream.write("\n")
+                self._told, self._since, self._next = line, now, now
+            if line and now >= self._next:
+                seconds = now - self._since
+                text = line if seconds < 1.0 else f"{line}, {format_seconds(seconds)}"
+                self.stream.write(f"\r{text[: columns_of(self.stream)]}" if self.stream.isatty() else f"{text}\n")
+                self._next = now + self._again_seconds
+            self.stream.flush()
