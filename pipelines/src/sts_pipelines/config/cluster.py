@@ -22,6 +22,9 @@ class ClusterConfig:
     """CPUs that Ray reserves for a worker; may be a fraction."""
     max_failures: int = 3
     """Restarts of the worker group from the newest checkpoint before the run is given up; -1 is without end."""
+    stuck_after_seconds: float | None = 300.0
+    """Restart workers that take no step for so long and for 20 times the usual, as a stopped process or a disk that
+    hangs would have it; without it they are waited for."""
     storage_path: str = "runs"
     """Where run folders are made: a path all workers see, or a URI that Ray can write to (s3://, gs://)."""
     address: str | None = None
@@ -44,6 +47,11 @@ class ClusterConfig:
             self.max_failures >= -1,
             f"max_failures must be -1 or more, got {self.max_failures}: -1 never gives up",
             "max_failures",
+        )
+        require(
+            self.stuck_after_seconds is None or self.stuck_after_seconds >= 10,
+            f"stuck_after_seconds must be at least 10, got {self.stuck_after_seconds}: null waits for ever",
+            "stuck_after_seconds",
         )
         if self.min_workers is not None:
             fits = 1 <= self.min_workers <= self.num_workers

@@ -41,6 +41,7 @@ def prepare_environment(*, local: bool) -> None:
         # Tune would answer Ctrl-C by ending as if all had been done, and Ray SIGTERM by aborting with a stack.
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "300",  # a worker that is stopped, in evaluations too; 600 otherwise
     }
     if local:
         settings |= {

@@ -19,6 +19,7 @@ from sts_pipelines.errors import RunError
 from sts_pipelines.launch.job import Job
 from sts_pipelines.launch.progress import write_plan
 from sts_pipelines.launch.requests import ask, request_in
+from sts_pipelines.launch.standstill import StandstillWatch
 from sts_pipelines.launch.storage import Mirror
 from sts_pipelines.launch.trackers import Tracker, build_trackers
 
@@ -32,13 +33,15 @@ def build_runtime(
     also: Sequence[RunListener] = (),
     device: torch.device | None = None,
     progress: bool = True,
+    watch: StandstillWatch | None = None,
 ) -> LocalRuntime:
     """The runtime of a job: its folder, a note for the watcher, trackers, the storage, and what else is to listen.
 
     The storage comes after all that write into the folder, so that it copies what they wrote.
     """
     trackers = TrackerFeed(build_trackers(job.pipeline, job.folder))
-    parts = (PlanNote(job.folder, label=job.label), trackers, storage, *also)
+    first = () if watch is None else (watch,)  # its end is not to wait for the others'
+    parts = (*first, PlanNote(job.folder, label=job.label), trackers, storage, *also)
     return LocalRuntime(
         job.folder,
         device=device,
@@ -46,6 +49,7 @@ def build_runtime(
         write_config=False,
         listeners=parts,
         request=request_in(job.folder),
+        on_step=None if watch is None else watch.step,
     )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,20 @@ from sts_pipelines.evaluation.evaluator import evaluate_run, share_passes, share
 from sts_pipelines.evaluation.in_training import InTraining, LabelledImages, observation_of
 from sts_pipelines.launch.job import Job, run_lock, write_config
 from sts_pipelines.launch.runtime import PreemptionNotice, RayReport, StorageCopy, build_runtime, worker_device
+from sts_pipelines.launch.standstill import RayBoard, StandstillWatch
 from sts_pipelines.launch.storage import mirror_of
 from sts_pipelines.launch.warnings_log import warnings_noted
 
 
-def train_job(job: Job, runtime: LocalRuntime, storage: StorageCopy) -> None:
+def train_job(job: Job, runtime: LocalRuntime, storage: StorageCopy, *, watch: StandstillWatch | None = None) -> None:
     """Train, save the backbones and evaluate: what every rank does for a job, in process or on Ray."""
     lock = run_lock(job.folder) if runtime.rank == 0 else contextlib.nullcontext()
     with lock, warnings_noted(job.folder), memory_told():
         if job.train:
-            fit(job.pipeline.training, runtime, observation=observation_of(job.pipeline))
+            observation = observation_of(job.pipeline)
+            if observation is not None and watch is not None:
+                observation = replace(observation, measure=watch.resting()(observation.measure))
+            fit(job.pipeline.training, runtime, observation=observation)
             storage.share()
         else:
             storage.restore()
@@ -55,10 +60,22 @@ def _train_on_ray(job: Job, *, metric: str | None) -> None:
     leads_machine = ray.train.get_context().get_local_rank() == 0
     storage = StorageCopy(mirror_of(job.pipeline.cluster.storage_path, job.folder), leads_machine=leads_machine)
     ranking = None if metric is None else InTraining(job.pipeline, [metric], LabelledImages(job.pipeline))
-    also: list[RunListener] = [RayReport(ranking)]
+    watch = _watch_of(job)
+    measure = ranking if ranking is None or watch is None else watch.resting()(ranking)
+    also: list[RunListener] = [RayReport(measure)]
     if job.pipeline.cluster.address is not None:  # a local cluster has nobody who would know
         also.append(PreemptionNotice(job.folder))
-    train_job(job, build_runtime(job, storage, also=also, device=worker_device(), progress=False), storage)
+    runtime = build_runtime(job, storage, also=also, device=worker_device(), progress=False, watch=watch)
+    train_job(job, runtime, storage, watch=watch)
+
+
+def _watch_of(job: Job) -> StandstillWatch | None:
+    """What ends workers that stop without dying, if the config wants that."""
+    seconds = job.pipeline.cluster.stuck_after_seconds
+    if seconds is None:
+        return None
+    board = RayBoard(str(job.folder))
+    return StandstillWatch(board, machine=board.machine, seconds=seconds)
 
 
 def evaluate_together(jobs: Sequence[Job], *, device: torch.device) -> None:

@@ -179,7 +179,8 @@ class LocalRuntime:
 
     Calling `fit` again with the same folder carries on from the newest intact checkpoint. `listeners` take part in the
     run; `write_config=False` is for a caller that writes the first two itself. `request`, called after every step on
-    rank 0, may ask for a checkpoint ahead of time: it returns None, or what to call when one is on disk.
+    rank 0, may ask for a checkpoint ahead of time: it returns None, or what to call when one is on disk. `on_step` is
+    called with the number of steps done after each of them, on every rank.
     """
 
     def __init__(
@@ -192,6 +193,7 @@ class LocalRuntime:
         write_config: bool = True,
         listeners: Sequence[RunListener] = (),
         request: Callable[[], Callable[[], None] | None] | None = None,
+        on_step: Callable[[int], None] | None = None,
     ) -> None:
         join_process_group()
         self.folder = Path(folder)
@@ -201,7 +203,7 @@ class LocalRuntime:
         self.checkpoints = CheckpointStore(self.folder / "checkpoints")
         self.listeners = tuple(listeners)
         self._write_config, self._show_progress, self._stream = write_config, progress, stream
-        self._request = request
+        self._request, self._on_step = request, on_step
         self._display: ProgressDisplay | None = None
         self._method: nn.Module | None = None
 
@@ -251,10 +253,12 @@ class LocalRuntime:
             listener.report(metrics, None if save is None else self.checkpoints.wait)
 
     def end_step(self, step: int, save: Callable[[], dict[str, Any]] | None) -> None:
-        """Keep the checkpoint that `save` returns if one was asked for; rank 0 alone, which needs no other for it.
+        """Tell of the step, and keep the checkpoint that `save` returns if one was asked for: rank 0 needs no other.
 
         `save` is None where it would need the others: the run then resumes from its last regular checkpoint.
         """
+        if self._on_step is not None:
+            self._on_step(step)
         answer = self._request() if self._request is not None and self.rank == 0 else None
         if answer is None:
             return
