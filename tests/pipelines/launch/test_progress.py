@@ -142,6 +142,9 @@ def test_workers_that_are_waited_for_are_spoken_of(tmp_path: Path, monkeypatch: 
     assert told.index("waiting for the workers") < told.index("no step for")
 
 
+ERASED = "\r\x1b[K"  # a bar may still stand in the line
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -151,8 +154,8 @@ def test_what_is_evaluated_stays_on_one_line_of_the_terminal(tmp_path: Path, mon
     monkeypatch.setattr("sts_pipelines.launch.stages.columns_of", lambda stream: 39)
     stream, teller = Terminal(), {"byol-imagenet-200ep-sts": tmp_path}
     with StageTeller(teller, stream=stream, every_seconds=0.01), stage(tmp_path, "imagenet-c of the teacher"):
-        wait_for("\rbyol-imagenet-200ep-sts: evaluating ima", stream)
-    assert max(len(line) for line in stream.getvalue().replace("\r", "\n").splitlines()) == 39
+        wait_for(f"{ERASED}byol-imagenet-200ep-sts: evaluating ima", stream)
+    assert max(len(line) for line in stream.getvalue().replace(ERASED, "\n").splitlines()) == 39
 
 
 def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:
@@ -162,7 +165,7 @@ def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:
                 wait_for("sts: evaluating linear of the teacher" + end, stream)
                 wait_for("sts: evaluating linear of the teacher, 0:01" + end, stream)
             with stage(tmp_path, "linear of the student"):
-                wait_for("\nsts: evaluating linear of the student" if end else "\n\rsts: ", stream)
+                wait_for("\nsts: evaluating linear of the student" if end else f"\n{ERASED}sts: ", stream)
         assert stream.getvalue().endswith("\n")
     assert not list(tmp_path.iterdir())
 
@@ -174,7 +177,7 @@ def test_what_others_say_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
         StageTeller({"none": tmp_path}, stream=stream, every_seconds=0.01) as teller,
         stage(tmp_path, "knn of the student"),
     ):
-        wait_for("\rnone: evaluating knn of the student", stream)
+        wait_for(f"{ERASED}none: evaluating knn of the student", stream)
         with Watcher([tmp_path], stream=stream, say=teller.say, every_seconds=0.01):
             write_plan(tmp_path, plan(), label="tma")
             wait_for("tma: 4 steps", stream)

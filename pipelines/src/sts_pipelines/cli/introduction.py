@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def introduce(config: "PipelineConfig | ComparisonConfig", entry: "Entry | None") -> str:
-    """Two lines; `entry` is that of the catalog if the config is as it stands there."""
+    """Short lines; `entry` is that of the catalog if the config is as it stands there."""
     from sts_methods import method_record
     from sts_pipelines.config.kinds import base_of
     from sts_pipelines.config.pipeline import ComparisonConfig
@@ -22,11 +22,13 @@ def introduce(config: "PipelineConfig | ComparisonConfig", entry: "Entry | None"
     variants = config.variants if isinstance(config, ComparisonConfig) else ()
     times = f", {len(variants)} times ({', '.join(variants)})" if variants else ""
     measured = f"{', '.join(evaluation.after_training)} of {', '.join(evaluation.networks)}"
-    then = f"; then measures {measured}" if evaluation.after_training else ""
-    return (
-        f"{pipeline.name}: trains {name} on {training.data.dataset} for {length}{times}{then}\n"
-        f"  {_place(pipeline.cluster)}, in {config.folder.absolute()}{_duration(entry)}"
-    )
+    lines = [
+        f"{pipeline.name}: trains {name} on {training.data.dataset} for {length}{times}",
+        *([f"then measures {measured}"] if evaluation.after_training else []),
+        f"{_place(pipeline.cluster)}{_duration(entry)}",
+        f"in {config.folder.absolute()}",
+    ]
+    return "\n  ".join(lines)
 
 
 def _place(cluster: "ClusterConfig") -> str:

@@ -66,6 +66,8 @@ class StageTeller:
             if line and now >= self._next:
                 seconds = now - self._since
                 text = line if seconds < 1.0 else f"{line}, {format_seconds(seconds)}"
-                self.stream.write(f"\r{text[: columns_of(self.stream)]}" if self.stream.isatty() else f"{text}\n")
+                # What stands in the line, such as a bar that ends only now, is erased.
+                shown = f"\r\x1b[K{text[: columns_of(self.stream)]}" if self.stream.isatty() else f"{text}\n"
+                self.stream.write(shown)
                 self._next = now + self._again_seconds
             self.stream.flush()
