@@ -33,6 +33,7 @@ def test_a_run_begins_with_these_lines_and_ends_with_a_link(tmp_path: Path, caps
     short = ["--steps", "1", "--cluster.num-workers", "0", "--cluster.storage-path", str(tmp_path)]
     assert main(["run", "byol-digits-sts", *short, "--evaluation.after-training", "knn"]) == 0
     printed = capsys.readouterr()
-    assert printed.err.startswith("byol-digits-sts: trains byol on digits for 1 steps\n  then measures knn of teacher, ")
+    first = "byol-digits-sts: trains byol on digits for 1 steps\n  then measures knn of teacher, "
+    assert printed.err.startswith(first)
     link = printed.out.splitlines()[-1].removeprefix("report: file://")
     assert Path(link).is_file()
