@@ -12,7 +12,8 @@ from sts_methods.views.specs import CropView, local_size, weak_and_strong
 
 
 def test_mocos_views_are_equal_and_those_of_aug_plus() -> None:
-    one, two = two_views(recipe="moco")
+    one, two = two_views(views="moco")
+    assert two_views(recipe="byol") == two_views(views="byol")  # its former name
     assert one == two
     assert one == CropView(
         size=224, crop_scale=(0.2, 1.0), crop_ratio=(3 / 4, 4 / 3), interpolation="bilinear", flip=0.5, jitter=0.8,

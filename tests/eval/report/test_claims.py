@@ -40,8 +40,9 @@ def test_a_report_says_how_the_penalty_was_chosen(make_run: MakeRun, selected_on
     add_entries(folder, [LINEAR | {"value": 80.0, "protocol": asdict(fast_protocol()), "selected_on": selected_on}])
     text = markdown_of(folder)
     assert ("chosen on" in text) == (said is not None)
+    assert "| protocol |" not in text  # which is the same in all rows
     if said is not None:
-        assert f"L-BFGS, {said}" in text
+        assert f"In percent. L-BFGS, {said}." in text
 
 
 def test_a_report_shows_networks_that_are_neither_teacher_nor_student(make_run: MakeRun) -> None:

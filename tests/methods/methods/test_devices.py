@@ -33,7 +33,7 @@ METHODS: dict[str, MethodConfig] = {
 }
 VIEWS: dict[str, tuple[View, ...]] = {
     "moco": two_views(image_size=16)[:1],
-    "byol": two_views(recipe="byol", image_size=16),
+    "byol": two_views(views="byol", image_size=16),
     "fixmatch": weak_and_strong(image_size=16),
     "dino": multi_crop(image_size=16, num_local=1),
     "digits": (digit_crop(16),),

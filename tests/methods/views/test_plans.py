@@ -21,8 +21,8 @@ from tests.methods.views.one_view import augment_batch
 
 GPU, SIZE = torch.device("cuda", 0), 32
 VIEWS: dict[str, Views] = {
-    "byol": two_views(recipe="byol", image_size=SIZE),
-    "byol_deepmind": two_views(recipe="byol_deepmind", image_size=SIZE),
+    "byol": two_views(views="byol", image_size=SIZE),
+    "byol_deepmind": two_views(views="byol_deepmind", image_size=SIZE),
     "dino": multi_crop(image_size=SIZE, num_local=3),
     "digits": (digit_crop(SIZE),) * 2,
     "mean_teacher": two_weak_views(image_size=SIZE),

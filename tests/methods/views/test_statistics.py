@@ -64,7 +64,7 @@ def views_of(pictures: torch.Tensor, view: CropView, keys: Keys, *, seed: int, b
     return ours.astype(np.float64)
 
 
-VIEWS = {"moco": two_views(recipe="moco", image_size=SIZE)[0], "byol": two_views(recipe="byol", image_size=SIZE)[1]}
+VIEWS = {"moco": two_views(views="moco", image_size=SIZE)[0], "byol": two_views(views="byol", image_size=SIZE)[1]}
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -165,8 +165,8 @@ def test_views_are_distributed_as_the_references(recipe: str, weaker: dict[str, 
 def test_views_are_computed_on_the_device_of_the_images(recipe: str) -> None:
     """On torch's meta device, which computes shapes only and refuses tensors that were left on the CPU."""
     known: dict[str, Views] = {
-        "byol": two_views(recipe="byol", image_size=32),
-        "byol_deepmind": two_views(recipe="byol_deepmind", image_size=32),
+        "byol": two_views(views="byol", image_size=32),
+        "byol_deepmind": two_views(views="byol_deepmind", image_size=32),
         "dino": multi_crop(image_size=32, num_local=1),
         "fixmatch": weak_and_strong(image_size=32),
         "digits": (digit_crop(32),) * 2,

@@ -79,7 +79,7 @@ def test_gray_pixels_stay_gray_and_saturated_ones_saturate_no_further(made_by: M
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_loader_and_the_device_make_the_same_views(number: int) -> None:
     """To a level here and there, as the blur after the jitter rounds once more."""
-    view = two_views(recipe="byol_deepmind", image_size=SIDE)[number]
+    view = two_views(views="byol_deepmind", image_size=SIDE)[number]
     pictures, sides = reference.photographs(NUM, height=SIDE, width=SIDE), np.full(NUM, SIDE)
     keys = Keys(np.arange(NUM), np.zeros(NUM, dtype=np.int64))
     drawn = draw_crop_view(view, keys, seed=0, stream=16, heights=sides, widths=sides)
@@ -90,7 +90,7 @@ def test_the_loader_and_the_device_make_the_same_views(number: int) -> None:
 
 
 def test_views_of_two_arithmetics_are_not_made_together() -> None:
-    views = tuple(two_views(recipe=recipe, image_size=SIDE)[1] for recipe in ("byol", "byol_deepmind"))  # type: ignore[arg-type]
+    views = tuple(two_views(views=recipe, image_size=SIDE)[1] for recipe in ("byol", "byol_deepmind"))  # type: ignore[arg-type]
     assert view_groups(views, torch.device("cuda", 0)) == ((0,), (1,))
 
 
@@ -100,7 +100,7 @@ def test_brightness_moves_the_mean_of_images_twice_as_far_as_pillows() -> None:
     keys = Keys(np.arange(300), np.zeros(300, dtype=np.int64))
     spread = {}
     for recipe in ("byol", "byol_deepmind"):
-        view = two_views(recipe=recipe, image_size=32)[0]  # type: ignore[arg-type]
+        view = two_views(views=recipe, image_size=32)[0]  # type: ignore[arg-type]
         sides = np.full(300, 48)
         drawn = draw_crop_view(view, keys, seed=0, stream=16, heights=sides, widths=sides)
         shift = augment_batch(pictures, view, keys, seed=0, stream=16).mean(dim=(1, 2, 3)) - torch.stack(

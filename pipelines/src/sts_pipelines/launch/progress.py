@@ -2,8 +2,6 @@
 
 import json
 import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -11,8 +9,9 @@ from pathlib import Path
 from typing import TextIO
 
 from sts_core.files import write_atomically
-from sts_methods import ProgressDisplay, RunPlan, format_seconds, painted
+from sts_methods import ProgressDisplay, RunPlan, format_seconds
 from sts_pipelines.launch.warnings_log import WarningsReader
+from sts_pipelines.launch.watching import FolderWatcher
 
 _PLAN = "plan.json"
 _SECONDS_TO_START, _SECONDS_FOR_A_STEP = 30.0, 60.0
@@ -24,7 +23,7 @@ def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
     write_atomically(folder / _PLAN, json.dumps(note), durable=False)
 
 
-class Watcher:
+class Watcher(FolderWatcher):
     """Shows the runs in `folders` on `stream` while they are trained one after the other; a context manager."""
 
     def __init__(
@@ -35,24 +34,19 @@ class Watcher:
         say: Callable[[str], None] | None = None,
         every_seconds: float = 0.5,
     ) -> None:
-        self.folders = list(folders)
-        self.stream = stream if stream is not None else sys.stderr
-        self.say = say if say is not None else self._print  # a line of its own
-        self.every_seconds = every_seconds
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+        super().__init__(stream=stream, every_seconds=every_seconds)
+        self.folders, self._say = list(folders), say
         self._since = time.time()
         self._warnings = WarningsReader(self.folders)
         self._display: ProgressDisplay | None = None
 
-    def __enter__(self) -> "Watcher":
-        self._thread.start()
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        super().__exit__(*exception)
         self._tell_warnings()
+
+    def say(self, line: str) -> None:
+        """Print a line of its own."""
+        (self._say or super().say)(line)
 
     def _pause(self) -> None:
         self._stop.wait(self.every_seconds)
@@ -62,11 +56,7 @@ class Watcher:
         for warning in self._warnings.new():
             if self._display is not None:
                 self._display.close()
-            self.say(f"{painted('warning:', 'yellow', self.stream)} {warning}")
-
-    def _print(self, line: str) -> None:
-        self.stream.write(line + "\n")
-        self.stream.flush()
+            self.warn(warning)
 
     def _watch(self) -> None:
         for position, folder in enumerate(self.folders, start=1):

@@ -1,6 +1,5 @@
 """Says what is being evaluated, and for how long: evaluations of large networks are silent for minutes otherwise."""
 
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -9,9 +8,10 @@ from typing import TextIO
 
 from sts_methods import columns_of, format_seconds
 from sts_pipelines.evaluation.stage import stage_of
+from sts_pipelines.launch.watching import FolderWatcher
 
 
-class StageTeller:
+class StageTeller(FolderWatcher):
     """Tells the stages of the runs in `folders`, by label, on `stream`; a context manager.
 
     On a terminal the line is rewritten with the time that a stage has taken; elsewhere a stage is a line when it
@@ -26,21 +26,11 @@ class StageTeller:
         every_seconds: float = 0.5,
         again_seconds: float = 60.0,
     ) -> None:
-        self.folders, self.every_seconds = dict(folders), every_seconds
-        self.stream = stream if stream is not None else sys.stderr
+        super().__init__(stream=stream, every_seconds=every_seconds)
+        self.folders = dict(folders)
         self._again_seconds = 1.0 if self.stream.isatty() else again_seconds
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="stages", daemon=True)
         self._told, self._since, self._next = "", 0.0, 0.0
         self._writing = threading.Lock()
-
-    def __enter__(self) -> "StageTeller":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def _watch(self) -> None:
         while not self._stop.is_set():
@@ -53,8 +43,7 @@ class StageTeller:
         """Print a line of its own, after the one that stays on the terminal until its stage is over."""
         self._tell("")
         with self._writing:
-            self.stream.write(f"{line}\n")
-            self.stream.flush()
+            super().say(line)
 
     def _tell(self, line: str) -> None:
         with self._writing:

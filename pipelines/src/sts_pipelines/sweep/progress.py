@@ -1,22 +1,21 @@
 """Live progress of a sweep, read from the trials' folders: a line for every result, and how far the others are."""
 
-import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from sts_eval import read_results
-from sts_methods import format_seconds, painted
+from sts_methods import format_seconds
 from sts_pipelines.evaluation.stage import stage_of
 from sts_pipelines.launch.progress import last_step
 from sts_pipelines.launch.warnings_log import WarningsReader
+from sts_pipelines.launch.watching import FolderWatcher
 from sts_pipelines.sweep.trials import Trial
 from sts_pipelines.terminal import value_of
 
 
-class TrialWatcher:
+class TrialWatcher(FolderWatcher):
     """Watches the folders of `trials` while they are trained in any order; a context manager."""
 
     def __init__(
@@ -29,29 +28,18 @@ class TrialWatcher:
         every_seconds: float = 1.0,
         again_seconds: float = 60.0,
     ) -> None:
+        super().__init__(stream=stream, every_seconds=every_seconds)
         self.folder, self.metric, self.num_trials = folder, metric, len(trials)
         self.pending = [trial.name for trial in trials]
-        self.stream = stream if stream is not None else sys.stderr
-        self.every_seconds = every_seconds
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="sweep progress", daemon=True)
         self._started = self._said = time.monotonic()
         self.again_seconds = again_seconds
         self._warnings = WarningsReader([folder / trial.name for trial in trials])
-
-    def __enter__(self) -> "TrialWatcher":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def _watch(self) -> None:
         while self.pending:
             finished = self._stop.is_set()
             for warning in self._warnings.new():
-                self._say(f"{painted('warning:', 'yellow', self.stream)} {warning}")
+                self.warn(warning)
             for name in list(self.pending):
                 value = self._value(name)
                 if value is not None:
@@ -67,7 +55,7 @@ class TrialWatcher:
             return
         begun = [name for name in self.pending if (self.folder / name / "plan.json").exists()]
         parts = [f"{name} {stage_of(self.folder / name) or last_step(self.folder / name)}" for name in begun]
-        self._say(f"under way: {', '.join(parts[:4])}{' ...' if parts[4:] else ''}" if parts else "waiting for workers")
+        self.say(f"under way: {', '.join(parts[:4])}{' ...' if parts[4:] else ''}" if parts else "waiting for workers")
 
     def _value(self, name: str) -> float | None:
         folder = self.folder / name
@@ -79,9 +67,8 @@ class TrialWatcher:
         self.pending.remove(name)
         done = self.num_trials - len(self.pending)
         left = (time.monotonic() - self._started) / done * len(self.pending)
-        self._say(f"trial {done}/{self.num_trials}  {name}: {value:.1f}  {format_seconds(left)} left")
+        self.say(f"trial {done}/{self.num_trials}  {name}: {value:.1f}  {format_seconds(left)} left")
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         self._said = time.monotonic()
-        self.stream.write(line + "\n")
-        self.stream.flush()
+        super().say(line)

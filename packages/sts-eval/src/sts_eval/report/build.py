@@ -67,9 +67,9 @@ def _ranking(settings: Sequence[Setting], measure: Measure) -> list[Fact]:
     spread = "" if found.high is None else f" ± {found.high - found.mean:.2f}"
     seeds = ONE_SEED if found.count == 1 else f"{found.count} seeds"
     label = "highest mean over seeds" if others else "result"
-    facts = [Fact(label, f"{found.mean:.2f}{spread} %", f"{best.name} ({seeds}): {measure.title}")]
+    facts = [Fact(label, f"{found.mean:.2f}{spread}\N{NO-BREAK SPACE}%", f"{best.name} ({seeds}): {measure.title}")]
     if others:
-        facts.append(Fact("ahead of the next", str(best.minus(others[0])), others[0].name))
+        facts.append(Fact("ahead of the next", str(best.minus(others[0])), f"{others[0].name}: {others[0].estimate}"))
     return facts
 
 

@@ -15,6 +15,7 @@ from sts_core import ConfigError
 Interpolation = Literal["bilinear", "bicubic"]
 Colours = Literal["pillow", "tensorflow"]
 Subject = Literal["photographs", "digits"]
+TwoViews = Literal["moco", "byol", "byol_deepmind"]
 Range = tuple[float, float]
 
 
@@ -88,19 +89,21 @@ Views = tuple[View, ...]
 
 
 def two_views(
-    *, recipe: Literal["moco", "byol", "byol_deepmind"] = "moco", image_size: int = 224
+    *, views: TwoViews = "moco", image_size: int = 224, recipe: TwoViews | None = None
 ) -> tuple[CropView, CropView]:
     """The two views of MoCo v2 (equal) or BYOL (the second is blurred rarely and solarised sometimes).
 
     "byol" has the colour jitter of torchvision, as the paper's code, "byol_deepmind" that of BYOL's authors.
+    `recipe` is the former name of `views`.
     """
-    if recipe == "moco":
+    views = recipe or views
+    if views == "moco":
         view = CropView(size=image_size)
         return view, view
-    if recipe not in ("byol", "byol_deepmind"):
-        raise ConfigError(f"two_views knows the recipes moco, byol and byol_deepmind, got {recipe!r}")
+    if views not in ("byol", "byol_deepmind"):
+        raise ConfigError(f"two_views knows the views moco, byol and byol_deepmind, got {views!r}")
     # BYOL, appendix B and deepmind-research byol/utils/augmentations.py.
-    colours = "tensorflow" if recipe == "byol_deepmind" else "pillow"
+    colours = "tensorflow" if views == "byol_deepmind" else "pillow"
     shared = {"crop_scale": (0.08, 1.0), "saturation": 0.2, "colours": colours}
     one = CropView(size=image_size, blur=1.0, **shared)  # type: ignore[arg-type]
     two = CropView(size=image_size, blur=0.1, solarise=0.2, **shared)  # type: ignore[arg-type]
@@ -196,17 +199,17 @@ def register_views(record: ViewsRecord) -> None:
 for _record in (
     ViewsRecord(
         name="byol",
-        photographs=lambda size, _: two_views(recipe="byol", image_size=size),
+        photographs=lambda size, _: two_views(views="byol", image_size=size),
         digits=lambda size, _: (digit_crop(size),) * 2,
     ),
     ViewsRecord(
         name="byol_deepmind",
-        photographs=lambda size, _: two_views(recipe="byol_deepmind", image_size=size),
+        photographs=lambda size, _: two_views(views="byol_deepmind", image_size=size),
         digits=lambda size, _: (replace(digit_crop(size), colours="tensorflow"),) * 2,
     ),
     ViewsRecord(
         name="moco",
-        photographs=lambda size, _: two_views(recipe="moco", image_size=size),
+        photographs=lambda size, _: two_views(views="moco", image_size=size),
         digits=lambda size, _: (digit_crop(size),) * 2,
     ),
     ViewsRecord(

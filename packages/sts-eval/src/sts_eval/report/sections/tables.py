@@ -61,35 +61,40 @@ def results_section(runs: Sequence[Run]) -> Section | None:
     return Section("results", "Results", blocks) if blocks else None
 
 
-def _column(entry: Mapping[str, Any]) -> str:
+def _column(entry: Mapping[str, Any], label: str) -> str:
     evaluation = evaluation_called(entry["evaluation"])
     metric = evaluation.metric(str(entry["metric"])).title
     which = "" if evaluation.only_last else str(entry["which"])
-    label = "" if evaluation.row in entry else label_of(entry)  # else in the row
     return ", ".join(part for part in (metric, which, label) if part)
 
 
 def _results_table(evaluation: Evaluation, found: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
-    """A row per run and protocol of its probe (or backend of its detector), columns grouped by network."""
-    networks = networks_of(entry for _, entry in found)
-    columns = list(dict.fromkeys(_column(entry) for _, entry in found))
-    variant = evaluation.row if any(evaluation.row in entry for _, entry in found) else None
+    """A row per run and protocol of its probe (or backend of its detector), columns grouped by network.
+
+    What all entries share, such as the protocol, stands below, where it takes no room from the numbers.
+    """
+    labels = list(dict.fromkeys(label_of(entry) for _, entry in found))
+    shared = labels[0] if len(labels) == 1 else ""
+    rowwise = evaluation.row if any(evaluation.row in entry for _, entry in found) else None
     table: dict[tuple[str, str, str], dict[tuple[str, str], dict[Any, float]]] = {}
     for run, entry in found:
-        row = (run.name, variant_of(entry), label_of(entry)) if variant else (run.name, "", "")
-        by_seed = table.setdefault(row, {}).setdefault((str(entry["network"]), _column(entry)), {})
+        row = (run.name, variant_of(entry), label_of(entry)) if rowwise else (run.name, "", "")
+        column = _column(entry, "" if shared or evaluation.row in entry else label_of(entry))
+        by_seed = table.setdefault(row, {}).setdefault((str(entry["network"]), column), {})
         for trial, value in enumerate(entry.get("trials", [entry["value"]])):
             by_seed.setdefault((entry.get("seed"), trial), float(value))
+    networks = networks_of(entry for _, entry in found)
+    columns = list(dict.fromkeys(column for cells in table.values() for _, column in cells))
     keys = [(network, column) for network in networks for column in columns]
+    names = ["run", *([rowwise] if rowwise and not shared else [])]
     rows = [
-        [Code(name), *([label] if variant else []), *(_over_trials(values.get(key)) for key in keys)]
+        [*(Code(name), label)[: len(names)], *(_over_trials(values.get(key)) for key in keys)]
         for (name, _, label), values in table.items()
     ]
-    names = ["run", *([variant] if variant else [])]
     header = [*names, *(column for _, column in keys)]
     groups = [("", len(names)), *((network, len(columns)) for network in networks)]
     units = ", ".join(dict.fromkeys(metric.unit for metric in evaluation.metrics if metric.unit))
-    note = f"In {units}." if units else ""
+    note = " ".join(f"{sentence(text)}." for text in (f"in {units}" if units else "", shared) if text)
     return Table(header, rows, evaluation.title, note, frozenset(range(len(names), len(header))), groups)
 
 
