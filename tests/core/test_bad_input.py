@@ -135,7 +135,7 @@ def test_a_parameter_added_after_construction_is_noticed(student: nn.Module, rol
     smoother = build(student, teacher)
     (student if role == "student" else teacher).head.register_parameter("scale", nn.Parameter(torch.ones(1)))
     before = copy.deepcopy(teacher.conv.weight)
-    with pytest.raises(PairingError, match=rf"the {role}'s parameters .* 'Linear' was added.*: build the Smoother"):
+    with pytest.raises(PairingError, match=rf"the {role}'s parameters .* 'scale' was added.*: build the Smoother"):
         smoother.update()
     assert smoother.step == 0
     assert torch.equal(before, teacher.conv.weight)
@@ -144,8 +144,24 @@ def test_a_parameter_added_after_construction_is_noticed(student: nn.Module, rol
 def test_a_module_added_after_construction_is_noticed(student: nn.Module) -> None:
     smoother = build(student, make_teacher(student))
     student.head.lora = nn.Linear(2, 2)
-    with pytest.raises(PairingError, match=r"'Linear' was added, removed or replaced"):
+    with pytest.raises(PairingError, match=r"'lora' was added, removed or replaced"):
         smoother.update()
+
+
+def test_a_removed_module_is_noticed(student: nn.Module) -> None:
+    smoother = build(student, make_teacher(student))
+    del student.head
+    with pytest.raises(PairingError, match=r"'head' was added, removed or replaced"):
+        smoother.update()
+
+
+def test_what_a_module_registers_in_another_order_or_for_itself_is_let_be(student: nn.Module) -> None:
+    teacher = make_teacher(student)
+    smoother = build(student, teacher)
+    student.head.weight = student.head._parameters.pop("weight")
+    teacher.head.register_buffer("positions", torch.arange(3), persistent=False)
+    smoother.update()
+    assert torch.equal(teacher.head.weight, student.head.weight)
 
 
 def test_a_replaced_parameter_is_noticed(student: nn.Module) -> None:

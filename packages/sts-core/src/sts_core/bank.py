@@ -15,6 +15,7 @@ from sts_core.binding import (
     Applied,
     Attachable,
     Binding,
+    Watches,
     check_seed,
     check_state,
     copy_buffers,
@@ -24,7 +25,7 @@ from sts_core.config import SmoothingConfig
 from sts_core.distributed import gather_objects, is_parallel, rank, send_to_first, world_size
 from sts_core.errors import ConfigError
 from sts_core.kernels.interface import Backend
-from sts_core.pairing import Selection, Watch, make_teacher, pair
+from sts_core.pairing import Selection, make_teacher, pair
 from sts_core.schedules import Schedule
 from sts_core.swap import check_not_swapped, swapped
 
@@ -87,7 +88,6 @@ class TeacherBank(Attachable):
     def _bind(self) -> None:
         pairs = {n: pair(self.student, t, self.configs[n].buffers, self._selection) for n, t in self._teachers.items()}
         self._copied = [named for name in pairs for named in pairs[name].copied]
-        self._watches = [Watch("student", self.student), *(Watch("teacher", t) for t in self._teachers.values())]
         # Teachers that smooth the same tensors (buffers may or may not be among them) share one pass.
         groups: dict[bool, list[str]] = {}
         for name in self._teachers:
@@ -96,6 +96,7 @@ class TeacherBank(Attachable):
             (names, Binding([pairs[name].smoothed for name in names], self._backend, deferred=self._deferred))
             for names in groups.values()
         ]
+        self._watches = Watches(self.student, self._teachers.values(), [binding for _, binding in self._bindings])
 
     @property
     def teachers(self) -> dict[str, nn.Module]:
@@ -114,7 +115,7 @@ class TeacherBank(Attachable):
             binding.settle()
 
     def _follow_buffers(self) -> None:
-        if any(watch.has_other_buffers() for watch in self._watches):
+        if self._watches.have_other_buffers():
             self.settle()
             self._bind()
 
@@ -151,8 +152,7 @@ class TeacherBank(Attachable):
     def _update(self, momentum: Mapping[str, float], skip: Tensor | None = None) -> None:
         check_not_swapped(self.student, "a teacher must not be updated")
         self._check_known(momentum)
-        for watch in self._watches:
-            watch.check()
+        self._watches.check()
         self._follow_buffers()
         self._applied_before = self.applied
         for names, binding in self._bindings:

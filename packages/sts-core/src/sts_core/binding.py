@@ -1,6 +1,6 @@
 """Teachers bound to the kernels that move them, and what a Smoother and a TeacherBank have in common."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakMethod
@@ -12,10 +12,12 @@ from sts_core.attachment import Attachment
 from sts_core.config import SmoothingConfig, check_probability
 from sts_core.errors import ConfigError, PairingError, StateError
 from sts_core.kernels import choice
+from sts_core.kernels.foresight import Foresight
 from sts_core.kernels.interface import Backend, Kernel, Pair, Rule
+from sts_core.kernels.native import NativeKernel
 from sts_core.kernels.offload import OffloadKernel, travels
 from sts_core.kernels.reference import ReferenceKernel
-from sts_core.pairing import WIDE, NamedPair, addresses, numbers
+from sts_core.pairing import WIDE, NamedPair, Watch, addresses, numbers
 from sts_core.sharded.blocks import Shard, local, shard_of
 
 STATE_VERSION = 1
@@ -58,7 +60,7 @@ class Binding:
                 _check_bindable(name, student, teacher, self._dtypes)
         data = self._data()
         self._kernels: list[Kernel] = choice.bind(data, self._backend, deferred=self._deferred)
-        self._written = [teacher for p in data for teacher in p.teachers]
+        self._written = [local(teacher) for p in self._pairs for teacher in p.teachers]
 
     def _data(self) -> list[Pair]:
         """This rank's parts as they lie in memory now."""
@@ -96,6 +98,32 @@ class Binding:
         for kernel in self._kernels:
             if isinstance(kernel, OffloadKernel):
                 kernel.finish(now)
+
+    def reads(self) -> list[Tensor]:
+        """The tensors that the checks before an update of this processor look at."""
+        is_native = any(isinstance(kernel, NativeKernel) for kernel in self._kernels)
+        return list(map(local, self._tensors)) if is_native else []
+
+
+class Watches:
+    """Student and teachers as they were paired, looked at before every update."""
+
+    def __init__(self, student: nn.Module, teachers: Iterable[nn.Module], bindings: Iterable[Binding]) -> None:
+        self._watches = [Watch("student", student), *(Watch("teacher", teacher) for teacher in teachers)]
+        tensors = [tensor for binding in bindings for tensor in binding.reads()]
+        objects = [item for watch in self._watches for item in watch.reads()]
+        self._foresight = Foresight(objects, tensors) if tensors else None
+
+    def check(self) -> None:
+        """Raise if a parameter or submodule was added, removed or replaced since the pairing."""
+        if self._foresight:
+            self._foresight.call()
+        for watch in self._watches:
+            watch.check()
+
+    def have_other_buffers(self) -> bool:
+        """Whether a buffer is another tensor than it was."""
+        return any(watch.has_other_buffers() for watch in self._watches)
 
 
 def _shard(pair: NamedPair) -> Shard | None:
@@ -142,7 +170,8 @@ class Buffers:
     def copy(self) -> None:
         """Copy all that are here, and send the others on their way."""
         copy_buffers(self._here)
-        self._away.update([_COPY])
+        if self._away.pairs:
+            self._away.update([_COPY])
 
     def settle(self) -> None:
         """Finish a copy that was deferred."""

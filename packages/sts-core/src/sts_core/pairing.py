@@ -1,9 +1,11 @@
 """Which student tensor belongs to which teacher tensor: by name, through wrappers, checked before anything moves."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -260,38 +262,60 @@ class Watch:
     """Remembers which tensors and submodules a module had and compares by identity, without walking names."""
 
     def __init__(self, role: str, module: nn.Module) -> None:
-        self.role = role
-        self._modules = [(m, m._parameters, m._modules, len(m._parameters), len(m._modules)) for m in _walk(module)]
-        self._parameters = [
-            (owner._parameters, key, tensor) for owner in _walk(module) for key, tensor in owner._parameters.items()
-        ]
-        self._buffers = [(owner._buffers, key, each) for owner in _walk(module) for key, each in owner._buffers.items()]
+        modules = _walk(module)
+        self._role = role
         self._fsdp_modules = fsdp_modules(module)
-        self._children = [(m._modules, key, child) for m in _walk(module) for key, child in m._modules.items()]
+        self._held = _Held([held for m in modules for held in (m._parameters, m._modules)])
+        self._buffers = _Held([m._buffers for m in modules])
 
     def check(self) -> None:
         """Raise if a parameter or submodule was added, removed or replaced since the pairing."""
         for part in self._fsdp_modules:
             part.reshard()
-        for module, parameters, children, num_parameters, num_children in self._modules:
-            if len(parameters) != num_parameters or len(children) != num_children:
-                raise self._changed(type(module).__name__)
-        for owner, key, tensor in self._parameters:
-            if owner.get(key) is not tensor:
-                raise self._changed(key)
-        for modules, key, child in self._children:
-            if modules.get(key) is not child:
-                raise self._changed(key)
+        if not self._held.is_unchanged() and (key := self._held.replaced_key() or self._held.added_key()):
+            raise PairingError(
+                f"the {self._role}'s parameters must stay those that were paired, but {key!r} was added, removed or "
+                f"replaced: build the Smoother after the last change, and carry on with "
+                f"load_state_dict(old.state_dict())"
+            )
+
+    def reads(self) -> Iterator[object]:
+        """What the comparisons look at."""
+        for held in (self._held, self._buffers):
+            yield from chain(held.dicts, *map(dict.values, held.dicts))
 
     def has_other_buffers(self) -> bool:
-        """Whether a buffer is another tensor than it was: `.to()` makes new ones, and modules assign them."""
-        return any(owner.get(key) is not buffer for owner, key, buffer in self._buffers)
+        """Whether a buffer is another tensor than it was: `.to()` makes new ones, and modules assign them.
 
-    def _changed(self, where: str) -> PairingError:
-        return PairingError(
-            f"the {self.role}'s parameters must stay those that were paired, but {where!r} was added, removed or "
-            f"replaced: build the Smoother after the last change, and carry on with load_state_dict(old.state_dict())"
-        )
+        One more that a module made for itself, such as a table of positions, is its own.
+        """
+        return not self._buffers.is_unchanged() and self._buffers.replaced_key() is not None
+
+
+class _Held:
+    """What a module's dicts hold. Most updates find it unchanged, so that answer is made to cost little."""
+
+    def __init__(self, dicts: Sequence[dict[str, Any]]) -> None:
+        self._empty = [held for held in dicts if not held]
+        self._filled = [held for held in dicts if held]
+        self._before = [dict(held) for held in dicts]
+        self.dicts = dicts
+        self._values = [*chain.from_iterable(map(dict.values, self._filled)), self]
+
+    def is_unchanged(self) -> bool:
+        """Whether all are the same objects in the same order; the one at the end is nobody else's."""
+        values = chain(chain.from_iterable(map(dict.values, self._filled)), (self,))
+        return not any(self._empty) and all(map(is_, values, self._values))
+
+    def replaced_key(self) -> str | None:
+        """The first that is another object or missing, in whatever order they are."""
+        both = zip(self.dicts, self._before, strict=True)
+        return next((key for now, old in both for key in old if key not in now or now[key] is not old[key]), None)
+
+    def added_key(self) -> str | None:
+        """The first that was not there."""
+        both = zip(self.dicts, self._before, strict=True)
+        return next((key for now, old in both for key in now if key not in old), None)
 
 
 def _walk(module: nn.Module) -> list[nn.Module]:

@@ -15,13 +15,14 @@ from sts_core.binding import (
     Attachable,
     Binding,
     Buffers,
+    Watches,
     check_seed,
     check_state,
     make_rule,
 )
 from sts_core.config import SmoothingConfig
 from sts_core.kernels.interface import Backend
-from sts_core.pairing import WIDE, Selection, Watch, pair
+from sts_core.pairing import WIDE, Selection, pair
 from sts_core.schedules import Schedule
 from sts_core.swap import check_not_swapped, swapped
 
@@ -82,8 +83,8 @@ class Smoother(Attachable):
 
     def _bind(self) -> None:
         pairs = pair(self.student, self._teacher, self.config.buffers, self._selection, dtypes=self._dtypes)
-        self._watches = [Watch("student", self.student), Watch("teacher", self._teacher)]
         self._binding = Binding([pairs.smoothed], self._backend, self._dtypes, deferred=self._deferred)
+        self._watches = Watches(self.student, [self._teacher], [self._binding])
         self._buffers = Buffers(pairs.copied, deferred=self._deferred)
 
     @property
@@ -146,9 +147,8 @@ class Smoother(Attachable):
     def _update(self, momentum: float | None, preserve_probability: float | None, skip: Tensor | None = None) -> None:
         check_not_swapped(self.student, "a teacher must not be updated")
         rule = make_rule(self.config, self.step, self.seed, momentum, preserve_probability)
-        for watch in self._watches:
-            watch.check()
-        if any(watch.has_other_buffers() for watch in self._watches):
+        self._watches.check()
+        if self._watches.have_other_buffers():
             self.settle()
             self._bind()
         self._applied_before = self.applied

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from sts_core.errors import SwapError
 from sts_core.pairing import WIDE, Selection, pair, unwrap
 from sts_core.sharded.blocks import reshard
 
-_swapped: WeakSet[nn.Module] = WeakSet()
+_swapped: set[int] = set()  # by id, since whoever swaps holds the module
 
 
 @contextmanager
@@ -25,7 +24,7 @@ def swapped(student: nn.Module, teacher: nn.Module, selection: Selection) -> Ite
     pairs = pair(student, teacher, "copy", selection, dtypes=(*WIDE, torch.bfloat16))
     lent = [(p.student, p.teacher) for p in (*pairs.smoothed, *pairs.copied)]
     own = [(tensor, tensor.detach().clone()) for tensor, _ in lent]
-    _swapped.add(unwrap(student))
+    _swapped.add(id(unwrap(student)))
     try:
         _copy(lent)
         versions = [p.student._version for p in pairs.smoothed]
@@ -35,12 +34,12 @@ def swapped(student: nn.Module, teacher: nn.Module, selection: Selection) -> Ite
     finally:
         reshard(student)
         _copy(own)
-        _swapped.discard(unwrap(student))
+        _swapped.discard(id(unwrap(student)))
 
 
 def check_not_swapped(student: nn.Module, what: str) -> None:
     """Raise where something must not happen to a student that has its teacher's weights."""
-    if unwrap(student) in _swapped:
+    if _swapped and id(unwrap(student)) in _swapped:
         raise SwapError(f"{what} inside swapped(), where the student has its teacher's weights: leave the block first")
 
 

@@ -552,3 +552,8 @@ void sts_update(const Tensor *tensors, const int64_t *first_tile, int64_t num_te
             update_tile(x->teachers[j] + from, s, from, to, x, rules + j, num_teachers > 1);
     }
 }
+
+/* Calls for cache lines that others are about to read. No address is wrong: where there is no memory nothing happens. */
+void sts_call_for(const uintptr_t *lines, int64_t num_lines) {
+    for (int64_t i = 0; i < num_lines; i++) __builtin_prefetch((const void *)lines[i], 0, 3);
+}

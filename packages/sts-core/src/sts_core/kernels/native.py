@@ -122,7 +122,7 @@ def library() -> Any:
     name = _instruction_set()
     shipped = compilation.SOURCE.with_name(compilation.library_name(name))
     loaded = ctypes.CDLL(str(shipped if shipped.exists() else _compiled(name)))
-    loaded.sts_update.restype = None
+    loaded.sts_update.restype = loaded.sts_call_for.restype = None
     return loaded
 
 
