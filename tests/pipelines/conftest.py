@@ -23,7 +23,7 @@ cluster.prepare_environment(local=True)
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """A cluster with three logical CPUs: two for workers and some room for trials that only wait."""
-    with cluster.ray_cluster(ClusterConfig(num_workers=1, use_gpu=False), num_cpus=3):
+    with cluster.ray_cluster(ClusterConfig(num_workers=1, use_gpu=False), num_cpus=3, dashboard=True):
         yield
 
 

@@ -52,8 +52,7 @@ if __name__ == "__main__":
     import ray
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 1, "include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": None}
-    machines = Cluster(initialize_head=True, head_node_args=head)  # None is any port that is free
+    machines = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     ray.init(address=machines.address, log_to_driver=False, logging_level="ERROR")
     job = driver.Job(label="elastic", pipeline=pipeline, folder=pipeline.folder)
     run = threading.Thread(target=driver.launch, args=([job],), kwargs={"name": "elastic", "folder": job.folder})

@@ -61,6 +61,34 @@ def test_of_a_session_only_logs_that_somebody_may_need_stay(
     assert all(str(folder) in capsys.readouterr().err for folder in left)
 
 
+@pytest.mark.parametrize(("port", "asked", "has_one"), [(None, False, False), (None, True, True), (8300, False, True)])
+def test_a_dashboard_is_there_for_those_who_need_or_name_it(
+    port: int | None,
+    asked: bool,
+    has_one: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import ray
+
+    found: list[bool] = []
+
+    def init(*, include_dashboard: bool, _temp_dir: str, **options: object) -> SimpleNamespace:
+        found.append(include_dashboard)
+        return CONNECTION
+
+    monkeypatch.setattr("os.path.isdir", lambda path: False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    config = ClusterConfig(num_workers=1, use_gpu=False, dashboard_port=port)
+    with cluster.ray_cluster(config, num_cpus=1, dashboard=asked):
+        assert found == [has_one]
+    assert ("dashboard is at" in capsys.readouterr().err) == has_one
+
+
 def _write_logs(session: Path) -> SimpleNamespace:
     (session / "session_1" / "logs").mkdir(parents=True)
     (session / "session_1" / "sockets").mkdir()

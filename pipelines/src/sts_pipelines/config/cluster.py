@@ -30,7 +30,8 @@ class ClusterConfig:
     address: str | None = None
     """Ray cluster to join (auto, or ray://host:port); without it a local one is started for this run."""
     dashboard_port: int | None = None
-    """Port of the local cluster's dashboard on 127.0.0.1; without it the first free one from 8265 on."""
+    """Port of the local cluster's dashboard on 127.0.0.1; without it only a sweep has one, as Tune needs it, at the
+    first free port from 8265 on."""
 
     def __post_init__(self) -> None:
         require(

@@ -62,10 +62,12 @@ def prepare_environment(*, local: bool) -> None:
 
 
 @contextlib.contextmanager
-def ray_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
+def ray_cluster(config: ClusterConfig, *, num_cpus: float, dashboard: bool = False) -> Iterator[None]:
     """A connection to the cluster at `config.address`, or a local cluster with room for `num_cpus` logical CPUs.
 
     A connection that exists already is used and left open. Logs of a local cluster stay when the body fails.
+    Ray's `dashboard` costs ten processes and also serves the State API, without which Tune's stopped trials never
+    free their resources; it is there whenever `config` names a port for it.
     """
     prepare_environment(local=config.address is None)
     import ray
@@ -73,7 +75,8 @@ def ray_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
     if ray.is_initialized():
         yield
     elif config.address is None:
-        with _local_cluster(config, num_cpus=num_cpus), _plain_interrupts():
+        dashboard = dashboard or config.dashboard_port is not None
+        with _local_cluster(config, num_cpus=num_cpus, dashboard=dashboard), _plain_interrupts():
             yield
     else:
         with _own_handler(signal.SIGTERM):
@@ -168,12 +171,13 @@ def check_gpus(config: ClusterConfig) -> None:
 
 
 @contextlib.contextmanager
-def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
+def _local_cluster(config: ClusterConfig, *, num_cpus: float, dashboard: bool) -> Iterator[None]:
     check_gpus(config)
     with session_folder() as session, reaped(session):
         print("starting Ray on this machine ...", file=sys.stderr, flush=True)
         try:
-            with _started(config, session, num_cpus=num_cpus) as node, watched(_daemons(node)):
+            started = _started(config, session, num_cpus=num_cpus, dashboard=dashboard)
+            with started as node, watched(_daemons(node)):
                 yield
         except Exception as error:
             if _is_told_in_full(error):
@@ -183,12 +187,12 @@ def _local_cluster(config: ClusterConfig, *, num_cpus: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _started(config: ClusterConfig, session: Path, *, num_cpus: float) -> Iterator[Any]:
+def _started(config: ClusterConfig, session: Path, *, num_cpus: float, dashboard: bool) -> Iterator[Any]:
     """Ray's node on this machine, for as long as the body runs."""
     import ray
 
     try:
-        _start(config, session, num_cpus=num_cpus)
+        _start(config, session, num_cpus=num_cpus, dashboard=dashboard)
         yield ray._private.worker._global_node
     except ClusterError:  # what is left would be waited for
         atexit.unregister(ray.shutdown)
@@ -210,23 +214,24 @@ def _is_told_in_full(error: Exception) -> bool:
     return isinstance(error, StsError) and not isinstance(error, WorkersError | ClusterError)
 
 
-def _start(config: ClusterConfig, session: Path, *, num_cpus: float) -> None:
+def _start(config: ClusterConfig, session: Path, *, num_cpus: float, dashboard: bool = False) -> None:
     current = session / "ray" / "ray_current_cluster"
     current.parent.mkdir()
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with _only_cluster(session), _own_handler(signal.SIGTERM):
-                connection = _init(config, session, num_cpus=num_cpus)
+                connection = _init(config, session, num_cpus=num_cpus, dashboard=dashboard)
             break
         except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting
             if attempt == _ATTEMPTS:
                 raise ClusterError(f"Ray could not be started on this machine: {first_line(error)}") from error
             print("Ray did not start in time; trying again ...", file=sys.stderr, flush=True)
     current.write_text(connection.address_info["gcs_address"])
-    print(f"Ray's dashboard is at http://{connection.dashboard_url}; starting workers ...", file=sys.stderr, flush=True)
+    seen = f"Ray's dashboard is at http://{connection.dashboard_url}; " if dashboard else ""
+    print(f"{seen}starting workers ...", file=sys.stderr, flush=True)
 
 
-def _init(config: ClusterConfig, session: Path, *, num_cpus: float) -> Any:
+def _init(config: ClusterConfig, session: Path, *, num_cpus: float, dashboard: bool) -> Any:
     import ray
 
     _silence_driver()
@@ -234,8 +239,7 @@ def _init(config: ClusterConfig, session: Path, *, num_cpus: float) -> Any:
     return ray.init(
         address="local",  # whatever RAY_ADDRESS says: joining a cluster is cluster.address
         num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
-        # The dashboard also serves the State API, without which stopped trials never free their resources.
-        include_dashboard=True,
+        include_dashboard=dashboard,
         dashboard_host="127.0.0.1",
         object_store_memory=_OBJECT_STORE_BYTES,
         _temp_dir=str(session),

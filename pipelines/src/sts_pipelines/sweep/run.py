@@ -116,7 +116,8 @@ def _tune(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
     groups = _groups(list(jobs), grid.cells_per_trial if grid.search != "asha" else 1)
     concurrent = grid.max_concurrent or num_trials_at_a_time(local_resources(), cluster)
     num_cpus = concurrent * (cluster.num_workers * cluster.cpus_per_worker + TRIAL_CPUS)
-    with answered_in([folder / trial.name for trial in trials]), ray_cluster(cluster, num_cpus=num_cpus):
+    connected = ray_cluster(cluster, num_cpus=num_cpus, dashboard=True)
+    with answered_in([folder / trial.name for trial in trials]), connected:
         import ray
         from ray import tune
 
