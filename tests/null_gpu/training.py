@@ -73,8 +73,13 @@ def runtime(folder: Path) -> LocalRuntime:
 
 
 @contextmanager
-def counted_steps(*, watched: int | None = None) -> Iterator[list[Step]]:
-    """The counts of the steps that `fit` takes inside; of step `watched`, under "waits", where it waited."""
+def counted_steps(
+    *, watched: int | None = None, stop: tuple[int, type[Exception]] | None = None
+) -> Iterator[list[Step]]:
+    """The counts of the steps that `fit` takes inside; of step `watched`, under "waits", where it waited.
+
+    `stop` is a step before which `fit` meets an exception, and what exception.
+    """
     steps: list[Step] = []
 
     @contextmanager
@@ -90,7 +95,8 @@ def counted_steps(*, watched: int | None = None) -> Iterator[list[Step]]:
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(triton, "_problem", lambda device: ""))  # its trial needs a kernel that runs
-        stack.enter_context(patch.object(TrainingData, "steps", _counted_batches(TrainingData.steps, steps, phase)))
+        batches = _counted_batches(TrainingData.steps, steps, phase, stop)
+        stack.enter_context(patch.object(TrainingData, "steps", batches))
         # It asks whether all weights are finite, where 0 would mean no.
         stack.enter_context(patch.object(Guard, "check_weights", _answered(Guard.check_weights, 1)))
         # It compares what a kernel has put together.
@@ -120,11 +126,13 @@ def _counted(function: Callable[..., Any], name: str, phase: Phase) -> Callable[
 
 
 def _counted_batches(
-    make: Callable[..., Iterator[Any]], steps: list[Step], phase: Phase
+    make: Callable[..., Iterator[Any]], steps: list[Step], phase: Phase, stop: tuple[int, type[Exception]] | None
 ) -> Callable[..., Iterator[Any]]:
     def batches(*arguments: Any, **named: Any) -> Iterator[Any]:
         made = make(*arguments, **named)
         while True:
+            if stop is not None and len(steps) == stop[0]:
+                raise stop[1]
             steps.append({})
             with phase("data"):
                 batch = next(made)

@@ -7,7 +7,10 @@ Both hold the parameters and buffers of `nn.BatchNorm*d` under the same names, a
 same buffers.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -17,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sts_core import ConfigError
 from sts_core.distributed import average_over_ranks_, world_size
-from sts_methods.networks.normalise import Normalise, NormaliseOnDevice
+from sts_methods.networks.normalise import Normalise, NormaliseOnDevice, normalised_on_device
 
 
 class _BatchNormOfRanks(_BatchNorm):
@@ -31,9 +34,14 @@ class _BatchNormOfRanks(_BatchNorm):
         """Count `num` batches; the weights of their statistics, 1/count when the running ones are plain means."""
         if self.num_batches_tracked is None:
             return [0.0] * num
-        self.num_batches_tracked.add_(num)
+        apart = _apart.get()
         if self.momentum is not None:
+            if apart is None:
+                self.num_batches_tracked.add_(num)
+            else:
+                apart.counted[self.num_batches_tracked] += num
             return [self.momentum] * num
+        self.num_batches_tracked.add_(num)
         return [1.0 / (float(self.num_batches_tracked) - after) for after in reversed(range(num))]
 
     @torch.no_grad()
@@ -57,10 +65,21 @@ class _BatchNormOfRanks(_BatchNorm):
 
     def _activated(self, y: Tensor) -> Tensor:
         """timm's BatchNormAct2d drops and activates after the norm; a layer that replaces one has these modules."""
-        for name in ("drop", "act"):
-            after = getattr(self, name, None)
+        for after in self._modules.values():
             y = y if after is None else after(y)
         return y
+
+
+@dataclass
+class _Apart:
+    """That several batches of equal size lie one after the other in an input."""
+
+    num: int
+    counted: Counter[Tensor] = field(default_factory=Counter)
+    """By how much counters of batches are to grow: all together, not a kernel for each layer."""
+
+
+_apart: ContextVar[_Apart | None] = ContextVar("apart", default=None)
 
 
 class CrossRankBatchNorm(_BatchNormOfRanks):
@@ -70,25 +89,22 @@ class CrossRankBatchNorm(_BatchNormOfRanks):
     CPU tensors, which go through `Normalise`, the same computation with any backend.
     """
 
-    num_parts = 1
-    """How many batches of equal size lie one after the other in the input (see `each_apart`)."""
-
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or world_size() == 1:
             self._check_count(x, 1)
             y = super().forward(x)
         elif x.device.type == "cpu":
-            y, means, variances, count = Normalise.apply(x, self.weight, self.bias, self.eps, self.num_parts)
+            y, means, variances, count = Normalise.apply(x, self.weight, self.bias, self.eps, _num_parts())
             self._update_running_statistics(means, variances * (count / (count - 1)))
         else:
             y = self._native(x)
         return self._activated(y)
 
     def _native(self, x: Tensor) -> Tensor:
-        momenta = self._next_momenta(self.num_parts)
-        return NormaliseOnDevice.apply(  # type: ignore[no-any-return]
-            x, self.weight, self.bias, self.running_mean, self.running_var, momenta, self.eps
-        )
+        statistics = self.running_mean, self.running_var, self._next_momenta(_num_parts())
+        if not torch.is_grad_enabled():  # a teacher, which has no use for an entry in the graph
+            return normalised_on_device(x, self.weight, self.bias, *statistics, self.eps)[0]
+        return NormaliseOnDevice.apply(x, self.weight, self.bias, *statistics, self.eps)  # type: ignore[no-any-return]
 
 
 def each_apart(network: nn.Module, batches: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -99,14 +115,21 @@ def each_apart(network: nn.Module, batches: Sequence[Tensor]) -> tuple[Tensor, .
     """
     if world_size() == 1:
         return tuple(network(batch) for batch in batches)
-    layers = [module for module in network.modules() if isinstance(module, CrossRankBatchNorm)]
+    apart = _Apart(len(batches))
+    token = _apart.set(apart)
     try:
-        for layer in layers:
-            layer.num_parts = len(batches)
-        return cast(Tensor, network(torch.cat(list(batches)))).chunk(len(batches))
+        made = cast(Tensor, network(torch.cat(list(batches)))).chunk(len(batches))
     finally:
-        for layer in layers:
-            layer.num_parts = 1
+        _apart.reset(token)
+    if apart.counted:
+        torch._foreach_add_(list(apart.counted), list(apart.counted.values()))
+    return made
+
+
+def _num_parts() -> int:
+    """How many batches the input is made of: one, but in `each_apart`."""
+    apart = _apart.get()
+    return 1 if apart is None else apart.num
 
 
 class GroupBatchNorm(_BatchNormOfRanks):

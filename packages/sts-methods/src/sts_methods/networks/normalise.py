@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from sts_core.distributed import gather_batch, statistics_group, sum_over_ranks, world_size
+from sts_core.distributed import gather_batch, statistics_group, sum_over_ranks
 
 
 class Normalise(torch.autograd.Function):
@@ -95,21 +95,8 @@ class NormaliseOnDevice(torch.autograd.Function):
         momenta: list[float],
         eps: float,
     ) -> Tensor:
-        x = _dense(x)
-        parts = x.chunk(len(momenta))
-        local = torch.cat([t for part in parts for t in torch.batch_norm_stats(part, eps)])
-        gathered = local.new_empty(world_size(), len(parts), 2, x.shape[1])
-        dist.all_gather_into_tensor(gathered.view(-1), local, statistics_group())
-        counts, num_values = _counts(parts[0].numel() // x.shape[1], world_size(), local.dtype, x.device)
-        y, statistics = torch.empty_like(x), []
-        for i, (part, out, momentum) in enumerate(zip(parts, y.chunk(len(parts)), momenta, strict=True)):
-            means, inverse_stds = gathered[:, i].unbind(1)
-            mean, inverse_std = torch.batch_norm_gather_stats_with_counts(
-                part, means, inverse_stds, running_mean, running_var, momentum, eps, counts
-            )
-            torch.ops.aten.batch_norm_elemt.out(part, weight, bias, mean, inverse_std, eps, out=out)
-            statistics += [mean, inverse_std]
-        ctx.save_for_backward(x, weight, num_values, *statistics)
+        y, saved = normalised_on_device(x, weight, bias, running_mean, running_var, momenta, eps)
+        ctx.save_for_backward(*saved)
         return y
 
     @staticmethod
@@ -120,16 +107,40 @@ class NormaliseOnDevice(torch.autograd.Function):
         reduced = [torch.batch_norm_backward_reduce(*part, weight, True, True, True) for part in parts]
         sums = torch.cat([total for sum_dy, sum_dy_x, *_ in reduced for total in (sum_dy, sum_dy_x)])
         dist.all_reduce(sums, group=statistics_group())
-        totals = sums.view(len(parts), 2, -1)
-        dx = [
-            torch.batch_norm_backward_elemt(*part, weight, sum_dy, sum_dy_x, num_values)
-            for part, (sum_dy, sum_dy_x) in zip(parts, totals, strict=True)
-        ]
+        totals = iter(sums.view(2 * len(parts), -1).unbind())
+        dx = [torch.batch_norm_backward_elemt(*part, weight, next(totals), next(totals), num_values) for part in parts]
         dweight_and_dbias = reduced[0][2:]
         for _, _, *gradients in reduced[1:]:
             torch._foreach_add_(dweight_and_dbias, tuple(gradients))
         local = (None, None) if weight is None else dweight_and_dbias
         return dx[0] if len(dx) == 1 else torch.cat(dx), *local, None, None, None, None
+
+
+def normalised_on_device(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momenta: Sequence[float],
+    eps: float,
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """What `NormaliseOnDevice` makes of x, and what its backward pass needs."""
+    x, group = _dense(x), statistics_group()
+    parts, ranks = x.chunk(len(momenta)), group.size()
+    local = torch.cat([t for part in parts for t in torch.batch_norm_stats(part, eps)])
+    gathered = local.new_empty(ranks * len(local))
+    dist.all_gather_into_tensor(gathered, local, group)
+    counts, num_values = _counts(parts[0].numel() // x.shape[1], ranks, local.dtype, x.device)
+    y, statistics, theirs = torch.empty_like(x), [], iter(gathered.view(ranks, -1, x.shape[1]).unbind(1))
+    for part, out, momentum in zip(parts, y.chunk(len(parts)), momenta, strict=True):
+        means, inverse_stds = next(theirs), next(theirs)
+        mean, inverse_std = torch.batch_norm_gather_stats_with_counts(
+            part, means, inverse_stds, running_mean, running_var, momentum, eps, counts
+        )
+        torch.ops.aten.batch_norm_elemt.out(part, weight, bias, mean, inverse_std, eps, out=out)
+        statistics += [mean, inverse_std]
+    return y, (x, weight, num_values, *statistics)
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -56,6 +56,7 @@ class Learner:
         self._dtype = autocast_dtype(config.precision, runtime.device)
         self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=self._dtype == torch.float16)
         self.optimizer = build_optimizer(self.method, config.optimizer)
+        self._trained = [parameter for parameter in self.method.parameters() if parameter.requires_grad]
         self.smoother = Smoother(
             student=method.student, teacher=method.teacher, config=config.smoothing, seed=config.seed
         )
@@ -92,12 +93,12 @@ class Learner:
             self.scaler.unscale_(self.optimizer)
             (found,) = self.scaler._found_inf_per_device(self.optimizer).values()
             return cast(Tensor, found)
-        return nonfinite(self._trained(), self.device)
+        return nonfinite(self._trained, self.device)
 
     @torch.no_grad()
     def _forget_batches(self, before: Mapping[str, Tensor]) -> None:
         """If `skip`, take back what the last forward passes left in buffers: statistics, a queue, a centre."""
-        if self.device.type == "cpu" and not self.skip:
+        if not before or (self.device.type == "cpu" and not self.skip):
             return
         now = dict(self.method.named_buffers())
         for name, old in before.items():
@@ -108,7 +109,7 @@ class Learner:
         set_learning_rate_(self.optimizer, self.learning_rate(step))
         self.method.adjust_gradients_(step)
         if self.config.optimizer.clip_gradient_norm is not None:
-            nn.utils.clip_grad_norm_(self._trained(), self.config.optimizer.clip_gradient_norm)
+            nn.utils.clip_grad_norm_(self._trained, self.config.optimizer.clip_gradient_norm)
         step_unless_(self.skip, self.optimizer)
         self.scaler.update()
 
@@ -167,9 +168,6 @@ class Learner:
         self.smoother.load_state_dict(state["smoother"])
         if self.bank is not None:
             self.bank.load_state_dict(state["bank"])
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.method.parameters() if parameter.requires_grad]
 
     def _synchronised(self, last: bool) -> AbstractContextManager[Any]:
         """Ranks exchange gradients in the last micro-batch of a step only."""
