@@ -104,7 +104,7 @@ def test_an_image_size_that_the_patches_do_not_divide_is_refused_in_one_sentence
     ("name", "options", "message"),
     [
         ("resnet55", {}, "did you mean 'resnet50'"),
-        ("wrn_28_2", {"stem": "imagenet"}, 'use stem="cifar"'),
+        ("wrn_28_2", {"stem": "imagenet"}, "set stem to cifar"),
         ("wrn_27_2", {"stem": "cifar"}, "depth 6n"),
         ("test_vit", {"stem": "cifar"}, "use a timm ResNet"),
         ("resnet18", {"stem": "tiny"}, '"imagenet" or "cifar"'),

@@ -206,12 +206,12 @@ def _check_schedule(config: DetectionConfig) -> None:
     if list(steps) != sorted(set(steps)) or any(not 0 < step < config.iterations for step in steps):
         raise ConfigError(
             f"lr_steps must increase and lie between 0 and iterations={config.iterations}, got {steps}: "
-            "use config.scaled(iterations) to move them with the number of iterations",
+            "move them, too (DetectionConfig.scaled moves all)",
             fields=("lr_steps", "iterations"),
         )
     if config.warmup_iterations > config.iterations:
         raise ConfigError(
             f"warmup_iterations must not exceed iterations={config.iterations}, got {config.warmup_iterations}: "
-            "use config.scaled(iterations) to shorten it too",
+            "shorten it, too (DetectionConfig.scaled moves all)",
             fields=("warmup_iterations", "iterations"),
         )

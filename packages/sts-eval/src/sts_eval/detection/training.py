@@ -47,7 +47,7 @@ class DetectionTraining:
         if config.batch_size % world_size():
             raise ConfigError(
                 f"the number of workers must divide batch_size={config.batch_size}, got {world_size()}: "
-                "use another number of workers, or config.with_batch_size(...)"
+                "use another number of workers or another batch_size"
             )
         self.detector, self.visits, self.config = detector, visits, config
         self.on_metrics = on_metrics

@@ -137,5 +137,5 @@ def check_labels(
         listed = some([names[i] if names else i for i in missing])
         raise DataError(
             f"each of the {num_classes} classes needs an image in the {split} data, but it has none of {listed}: "
-            "complete the data or pass allow_missing_classes=True"
+            "complete the data, or set allow_missing_classes"
         )

@@ -25,7 +25,7 @@ def read_image(path: str) -> ByteImage:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = _reason(error)
         raise ImageReadError(
-            f'every image must be readable, {path} is not ({reason}): repair it, or set on_error="skip"'
+            f"every image must be readable, {path} is not ({reason}): repair it, or set on_error to skip"
         ) from error
 
 

@@ -62,7 +62,7 @@ def features(backbone: nn.Module, images: Tensor) -> Tensor:
 
 def _wide_resnet(depth: int, width: int, *, stem: Stem) -> WideResNet:
     if stem != "cifar":
-        raise ConfigError(f'wrn_{depth}_{width} is made for small images, got stem={stem!r}: use stem="cifar"')
+        raise ConfigError(f"wrn_{depth}_{width} is made for small images, got the stem {stem}: set stem to cifar")
     return WideResNet(depth=depth, width=width)
 
 
@@ -106,8 +106,8 @@ def _use_cifar_stem_(network: nn.Module, name: str) -> None:
 
     if not isinstance(network, ResNet):
         raise ConfigError(
-            f'stem="cifar" replaces the first layers of a ResNet, got {name!r}: use a timm ResNet, a '
-            f'wrn_<depth>_<width> or stem="imagenet"'
+            f"the stem cifar replaces the first layers of a ResNet, got {name!r}: use a timm ResNet, a "
+            f"wrn_<depth>_<width> or the stem imagenet"
         )
     conv = nn.Conv2d(3, network.bn1.num_features, kernel_size=3, stride=1, padding=1, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")

@@ -59,7 +59,7 @@ def check_resumable(
     if meta["world_size"] != world_size:
         warnings.warn(
             f"resuming on {world_size} worker{'s' if world_size > 1 else ''} what ran on {meta['world_size']}: the "
-            f"global batch is the same, the weights will agree to float tolerance and not to the bit",
+            f"batches and draws are the same, but sums round differently, and rounding grows as in any training",
             UserWarning,
             stacklevel=3,
         )
