@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,18 @@ import pytest
 import torch
 
 from sts_core.errors import ConfigError
-from sts_methods import Batch, DataConfig, TrainingData, build_training_data, evaluation_data
+from sts_methods import (
+    Batch,
+    ByolConfig,
+    DataConfig,
+    MoCoConfig,
+    TrainingConfig,
+    TrainingData,
+    build_training_data,
+    evaluation_data,
+)
 from sts_methods.data.datasets import dataset_record, open_source
+from sts_methods.training.data import build_data
 
 RECIPES = ("byol", "moco", "fixmatch", "mean_teacher", "dino")
 
@@ -279,10 +290,21 @@ def test_a_config_outside_its_domain_is_refused(changes: dict[str, object]) -> N
 
 
 def test_a_batch_that_does_not_divide_and_a_missing_root_are_refused() -> None:
-    with pytest.raises(ConfigError, match="multiple of accumulation x workers = 2 x 3"):
-        build(digits("byol"), accumulation=2, world_size=3)
+    with pytest.raises(ConfigError, match="multiple of accumulation=3"):
+        build(digits("byol"), accumulation=3)
     with pytest.raises(ConfigError, match="set root"):
         build(DataConfig(dataset="imagefolder"))
+
+
+def test_a_batch_is_shared_unevenly_only_for_methods_that_take_it() -> None:
+    one_of_three = SimpleNamespace(rank=0, world_size=3, device=torch.device("cpu"))
+    options = {"data": digits("byol"), "global_batch_size": 32, "steps": 1}
+    byol = build_data(TrainingConfig(method=ByolConfig(), **options), one_of_three)  # type: ignore[arg-type]
+    (batch,) = next(byol.steps())
+    assert byol.shares == batch.shares == (10, 11, 11)
+    assert batch.weight == 10 * 3 / 32
+    with pytest.raises(ConfigError, match="gives the workers 10, 11, 11 images"):
+        build_data(TrainingConfig(method=MoCoConfig(), **options), one_of_three)  # type: ignore[arg-type]
 
 
 def test_the_smallest_crop_can_be_overridden() -> None:

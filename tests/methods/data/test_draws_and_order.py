@@ -83,12 +83,27 @@ def test_a_fresh_sampler_in_mid_epoch_continues_as_the_old_one() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(world_size=st.sampled_from([1, 2, 4, 8]), accumulation=st.sampled_from([1, 2, 3]), step=st.integers(0, 40))
+@given(world_size=st.integers(1, 8), accumulation=st.sampled_from([1, 2, 3]), step=st.integers(0, 40))
 def test_ranks_and_micro_batches_tile_the_same_global_batch(world_size: int, accumulation: int, step: int) -> None:
     keys = StatelessSampler(num_samples=100, batch_size=48, seed=0, stream=0, drop_last=True).batch(step)
     places = [Place(accumulation=accumulation, rank=r, world_size=world_size) for r in range(world_size)]
     parts = [place.share(keys, micro).indices for micro in range(accumulation) for place in places]
     assert np.array_equal(np.concatenate(parts), keys.indices)
+
+
+@pytest.mark.parametrize("world_size", range(4, 9))
+def test_a_batch_that_does_not_divide_is_shared_as_evenly_as_can_be_and_labels_keep_their_ratio(
+    world_size: int,
+) -> None:
+    unlabelled = StatelessSampler(num_samples=3000, batch_size=7 * 256, seed=0, stream=0, drop_last=True).batch(3)
+    places = [Place(rank=rank, world_size=world_size) for rank in range(world_size)]
+    parts = [place.share(unlabelled, 0, group=7) for place in places]
+    sizes = [len(part) // 7 for part in parts]
+    assert np.array_equal(np.concatenate([part.indices for part in parts]), unlabelled.indices)
+    assert [7 * size for size in sizes] == [len(part) for part in parts]
+    assert sum(sizes) == 256
+    assert max(sizes) - min(sizes) <= 1
+    assert places[0].shares(256) == (None if 256 % world_size == 0 else tuple(sizes))
 
 
 def test_a_batch_larger_than_the_dataset_is_refused() -> None:

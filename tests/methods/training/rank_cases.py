@@ -24,6 +24,7 @@ from sts_methods.methods.mean_teacher import MeanTeacherConfig
 from sts_methods.methods.moco import MoCoConfig
 from sts_methods.methods.registry import MethodConfig, build_method, method_name
 from sts_methods.networks.batch_norm import CrossRankBatchNorm, each_apart
+from sts_methods.networks.normalise import shared_as
 from sts_methods.runs.runtime import LocalRuntime, distribute
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.learner import Learner
@@ -55,8 +56,11 @@ NORM_INPUTS = {
     "as_on_a_gpu": (8, 5, 4, 3),
     "as_on_a_gpu_channels_last": (8, 5, 4, 3),
     "as_on_a_gpu_apart": (8, 2, 5, 4, 3),
+    "as_on_a_gpu_uneven": (8, 5, 2, 2),
     "by_torch_on_a_gpu": (8, 5, 4, 3),
 }
+UNEVEN = ("byol", "fixmatch", "mean_teacher", "dino")
+"""Methods whose batches two ranks share as 3 to 1."""
 
 
 def share(tensor: Tensor, *, first: int | None = None) -> Tensor:
@@ -114,7 +118,8 @@ def normalise(kind: str) -> dict[str, Tensor]:
     if kind.endswith("apart"):  # two batches that are not alike, [N, 2, ...] here
         y = torch.stack(each_apart(layer, (local[:, 0], 2.0 * local[:, 1] + 1.0)), dim=1)
     else:
-        y = layer(local)
+        with shared_as(None if first is None else (first, len(x) - first)):
+            y = layer(local)
     y.backward(share(dy, first=first))
     assert local.grad is not None
     result = {"y": y.detach(), "dx": local.grad, "dweight": layer.weight.grad, "dbias": layer.bias.grad}
@@ -130,16 +135,22 @@ def global_batch(step: int) -> Batch:
     return Batch(views=views, indices=indices, step=step, labelled=labelled, labels=labels, teachers_labelled=teachers)
 
 
-def local_batch(step: int, num_views: int) -> Batch:
+def local_batch(step: int, num_views: int, *, shares: tuple[int, int] | None = None) -> Batch:
+    """This rank's part of a global batch: an equal one, or that of two ranks who share it as `shares`."""
     whole = global_batch(step)
     labelled, labels = whole.labelled_part()
+
+    def part(tensor: Tensor) -> Tensor:
+        return share(tensor, first=None if shares is None else len(tensor) * shares[0] // sum(shares))
+
     return Batch(
-        views=tuple(share(view) for view in whole.views[:num_views]),
-        indices=share(whole.indices),
+        views=tuple(part(view) for view in whole.views[:num_views]),
+        indices=part(whole.indices),
         step=step,
-        labelled=share(labelled),
-        labels=share(labels),
-        teachers_labelled=share(whole.teachers_labelled_part()),
+        labelled=part(labelled),
+        labels=part(labels),
+        teachers_labelled=part(whole.teachers_labelled_part()),
+        shares=shares if world_size() > 1 else None,
     )
 
 
@@ -190,6 +201,18 @@ def accumulate(name: str) -> dict[str, Any]:
     return {"loss": loss, "gradients": {n: p.grad for n, p in student.named_parameters() if p.grad is not None}}
 
 
+def share_unevenly(name: str) -> dict[str, Any]:
+    """The loss, the gradients and all tensors after a step of a micro-batch that rank 0 has three quarters of."""
+    learner = learner_of(name)
+    num_views = 3 if isinstance(METHODS[name], DinoConfig) else 2
+    metrics = learner.accumulate_gradients([local_batch(0, num_views, shares=(3, 1))])
+    student = learner.method.student
+    gradients = {n: p.grad.clone() for n, p in student.named_parameters() if p.grad is not None}
+    learner.update_student(0)
+    learner.update_teacher(0)
+    return {"loss": metrics["loss"], "gradients": gradients, "state": learner.method.state_dict()}
+
+
 def exchange() -> dict[str, Tensor]:
     """A global batch, an order, and this rank's part of the batch in that order."""
     draw = torch.Generator().manual_seed(7)
@@ -201,7 +224,8 @@ def exchange() -> dict[str, Tensor]:
 def run_all() -> dict[str, Any]:
     norms = {f"norm_{kind}": normalise(kind) for kind in NORM_INPUTS}
     accumulated = {f"accumulated_{name}": accumulate(name) for name in ACCUMULATED}
-    return {"exchange": exchange(), **norms, **accumulated, **{name: train(name) for name in METHODS}}
+    uneven = {f"uneven_{name}": share_unevenly(name) for name in UNEVEN}
+    return {"exchange": exchange(), **norms, **accumulated, **uneven, **{name: train(name) for name in METHODS}}
 
 
 def main(rank: int, world: int, store_file: str, output_file: str) -> None:

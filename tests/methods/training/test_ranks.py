@@ -125,6 +125,18 @@ def test_two_workers_accumulate_the_gradients_of_one_over_the_same_micro_batches
     assert_close(second["gradients"], first["gradients"], tolerance=0.0)
 
 
+@pytest.mark.parametrize("name", cases.UNEVEN)
+def test_two_workers_with_unequal_shares_of_a_batch_take_the_step_of_one(
+    name: str, two_ranks: tuple[Results, Results], one_process: Results
+) -> None:
+    first, second = (result[f"uneven_{name}"] for result in two_ranks)
+    whole = one_process[f"uneven_{name}"]
+    torch.testing.assert_close((first["loss"] + second["loss"]) / 2, whole["loss"], rtol=2e-5, atol=1e-6)
+    assert_close(first["gradients"], whole["gradients"], tolerance=2e-5)
+    assert_close(first["state"], whole["state"], tolerance=5e-5)
+    assert_close(second["state"], first["state"], tolerance=0.0)
+
+
 @pytest.mark.parametrize("name", ["moco_2_groups", "moco_4_groups"])
 def test_group_batch_norm_and_shuffling_change_the_result(name: str, one_process: Results) -> None:
     """The comparison above would also hold if groups and shuffling did nothing."""

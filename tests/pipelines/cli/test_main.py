@@ -100,8 +100,8 @@ MISTAKES = [
     (["run", "byol-digits-sts", "--smoothing.momentum", "1.5"], "must be in [0, 1]"),
     (["run", "byol-digits-sts", "--seed", "x", "--steps", "y"], "2 problems"),
     (["run", "byol-digits-sts", "--momentum", "0.9"], "did you mean smoothing.momentum or optimizer.momentum"),
-    (["run", "quickstart", "--global-batch-size", "127"], "divisible by workers"),
-    (["run", "byol-digits-sts", "--cluster.num-workers", "4", "--cluster.min-workers", "2"], "accumulation = 3"),
+    (["run", "quickstart", "--global-batch-size", "127", "--accumulation", "2"], "divisible by accumulation = 2"),
+    (["run", "moco-digits-sts", "--cluster.num-workers", "4", "--cluster.min-workers", "2"], "accumulation = 3"),
     (["run", "byol-digits-sts", "--cluster.cpus-per-worker", "1e9"], "at most 1,024, got 1e+09"),
     (
         ["show", "byol-digits-sts", "--evaluation.voc.rpn-test-post-nms", "9" * 400],

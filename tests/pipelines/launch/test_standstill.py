@@ -123,14 +123,14 @@ def test_the_stack_is_that_of_the_thread_that_trains() -> None:
     def wait_for_the_disk() -> None:
         watch.start(PLAN, None)  # type: ignore[arg-type]
         inside.set()
-        over.wait()
+        over.wait(60)
 
     thread = threading.Thread(target=wait_for_the_disk)
     thread.start()
-    inside.wait()
+    inside.wait(60)
     note = watch.note()
     over.set()
-    thread.join()
+    thread.join(60)
     watch.close()
     assert any("wait_for_the_disk" in place for place in note.stack)
     assert not note.waits

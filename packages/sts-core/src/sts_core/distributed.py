@@ -70,10 +70,18 @@ def sendable(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def gather_batch(local: Tensor) -> Tensor:
-    """The ranks' tensors of equal shape [N, ...] one after the other, as [world size · N, ...] on every rank."""
+def gather_batch(local: Tensor, shares: Sequence[int] | None = None) -> Tensor:
+    """The ranks' tensors of equal shape [N, ...] one after the other, as [world size · N, ...] on every rank.
+
+    With `shares`, the number of rows of each rank, their shapes differ in it.
+    """
     if world_size() == 1:
         return local.detach()
+    if shares is not None:
+        most = max(shares)
+        padded = torch.cat([local.detach(), local.new_zeros(most - len(local), *local.shape[1:])])
+        parts = zip(gather_batch(padded).chunk(len(shares)), shares, strict=True)
+        return torch.cat([part[:num] for part, num in parts])
     rows, nhwc = _rows(local.detach())
     source = sendable(rows)
     gathered = source.new_empty((world_size() * source.shape[0], *source.shape[1:]))

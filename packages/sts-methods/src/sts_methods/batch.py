@@ -6,6 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from sts_core import ConfigError
+from sts_core.distributed import rank
 
 LabelledOrder = Literal["random", "epochs"]
 
@@ -27,6 +28,13 @@ class Batch:
     """Their classes."""
     teachers_labelled: Tensor | None = None
     """The teacher's view of the labelled images (Mean Teacher)."""
+    shares: tuple[int, ...] | None = None
+    """How many of the micro-batch's images each rank has, if that differs: only their ratios mean anything."""
+
+    @property
+    def weight(self) -> float:
+        """This rank's images over the mean of all ranks', by which its mean loss counts in that of the ranks."""
+        return 1.0 if self.shares is None else self.shares[rank()] * len(self.shares) / sum(self.shares)
 
     def labelled_part(self) -> tuple[Tensor, Tensor]:
         """The labelled images and their classes, for methods that cannot do without."""

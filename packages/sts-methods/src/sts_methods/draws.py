@@ -89,7 +89,12 @@ class Keys:
     def __getitem__(self, part: slice) -> "Keys":
         return Keys(self.indices[part], self.epochs[part])
 
-    def share(self, *, part: int, num_parts: int) -> "Keys":
-        """The `part`-th of `num_parts` equal, contiguous pieces."""
-        size = len(self) // num_parts
-        return self[part * size : (part + 1) * size]
+    def share(self, *, part: int, num_parts: int, group: int = 1) -> "Keys":
+        """The `part`-th of `num_parts` contiguous pieces of nearly equal size; `group` samples stay together."""
+        first, last = (group * bound for bound in bounds(len(self) // group, part, num_parts))
+        return self[first:last]
+
+
+def bounds(num: int, part: int, num_parts: int) -> tuple[int, int]:
+    """Where the `part`-th of `num_parts` nearly equal pieces of `num` things begins and ends."""
+    return num * part // num_parts, num * (part + 1) // num_parts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sts_core import SmoothingConfig
 from sts_core.files import is_file_name
-from sts_methods import TrainingConfig
+from sts_methods import TrainingConfig, method_record
 from sts_pipelines.config.cluster import ClusterConfig
 from sts_pipelines.config.evaluation import EvaluationConfig
 from sts_pipelines.config.plain import digest, outcome_relevant
@@ -49,14 +49,21 @@ class PipelineConfig:
         )
         most = max(1, self.cluster.num_workers)
         for workers in range(self.cluster.min_workers or most, most + 1):  # an elastic run meets all of them
-            share = workers * self.training.accumulation
-            require(
-                self.training.global_batch_size % share == 0,
-                f"global_batch_size must be divisible by workers x accumulation = {share}, "
-                f"got {self.training.global_batch_size}: change one of them",
-                "training",
-                "cluster",
-            )
+            self._check_share(workers)
+
+    def _check_share(self, workers: int) -> None:
+        """Whether so many workers can share a batch: equally, or, if the method allows, nearly so."""
+        training, record = self.training, method_record(self.training.method)
+        share = workers * training.accumulation
+        nearly = record is not None and record.takes_uneven_shares and training.global_batch_size >= share
+        divisor = training.accumulation if nearly else share
+        require(
+            training.global_batch_size % divisor == 0,
+            f"global_batch_size must be divisible by {'accumulation' if nearly else 'workers x accumulation'} = "
+            f"{divisor}, got {training.global_batch_size}: change one of them",
+            "training",
+            "cluster",
+        )
 
     @property
     def run_name(self) -> str:

@@ -86,12 +86,13 @@ def _units(method: Any) -> list[str]:
 
 def _schedule(pipeline: PipelineConfig) -> list[str]:
     training, workers = pipeline.training, max(1, pipeline.cluster.num_workers)
-    per_worker = training.global_batch_size // workers // training.accumulation
+    per_worker = math.ceil(training.global_batch_size / workers / training.accumulation)
     semi = training.data.with_labels
     extra = f" labelled and {per_worker * training.data.unlabelled_ratio} unlabelled" if semi else ""
     lines = [
         f"batch: {training.global_batch_size} = {workers} workers x {training.accumulation} micro-batches "
-        f"x {per_worker}{extra} images"
+        f"x {'at most ' if training.global_batch_size % (workers * training.accumulation) else ''}{per_worker}{extra} "
+        "images"
     ]
     images = dataset_record(training.data.dataset).num_images
     if images is None:
@@ -114,7 +115,7 @@ def _memory(pipeline: PipelineConfig, method: Any, *, bank: int) -> list[str]:
     buffers = sum(b.numel() for b in method.buffers())
     moments = 2 if training.optimizer.name == "adamw" else 1
     fixed = 4 * ((2 + moments) * student + teachers + buffers)
-    per_worker = training.global_batch_size // workers // training.accumulation
+    per_worker = math.ceil(training.global_batch_size / workers / training.accumulation)
     sizes = _view_sizes(pipeline)
     if training.data.num_labels:
         sizes = [training.data.image_size, *sizes * training.data.unlabelled_ratio]

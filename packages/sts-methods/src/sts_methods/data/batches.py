@@ -41,7 +41,9 @@ class TrainingData:
         self.num_samples = len(source)
         self.num_classes = None if source.classes is None else len(source.classes)
         self.label_split = split
-        self._place = place
+        self._place, self._ratio = place, ratio
+        self.shares = place.shares(global_batch_size)
+        """How many images of a micro-batch each rank has, if that differs."""
         self._labels, self._feed, self._device, self._statistics = source.labels, feed, device, statistics
         self._sampler = StatelessSampler(
             num_samples=len(source),
@@ -81,7 +83,7 @@ class TrainingData:
             labelled = None if self._labelled_sampler is None else self._labelled_sampler.batch(step)
             for micro in range(self._place.accumulation):
                 own = None if labelled is None else self._labelled_keys(self._place.share(labelled, micro))
-                yield Request(step, self._place.share(unlabelled, micro), own)
+                yield Request(step, self._place.share(unlabelled, micro, group=self._ratio), own)
 
     def _labelled_keys(self, drawn: Keys) -> Keys:
         """Positions in the labelled set as indices of the whole dataset."""
@@ -95,6 +97,7 @@ class TrainingData:
         return Batch(
             views=views, indices=pictures.indices, step=request.step, labelled=labelled[0] if labelled else None,
             labels=pictures.labels, teachers_labelled=labelled[1] if len(labelled) > 1 else None,
+            shares=self.shares,
         )  # fmt: skip
 
 
@@ -201,10 +204,10 @@ def build_training_data(
     `unlabelled_ratio` times as many unlabelled), all images otherwise. `labelled_order` "epochs" shows every labelled
     image once before any comes again (Mean Teacher), "random" draws from a long list of all of them (FixMatch).
     """
-    if global_batch_size < 1 or global_batch_size % (accumulation * world_size):
+    if global_batch_size % accumulation or global_batch_size < accumulation * world_size:
         raise ConfigError(
-            f"global_batch_size must be a positive multiple of accumulation x workers = {accumulation} x {world_size}, "
-            f"got {global_batch_size}"
+            f"global_batch_size must be a multiple of accumulation={accumulation} with an image for each of "
+            f"{world_size} workers in every micro-batch, got {global_batch_size}"
         )
     device = device or torch.device("cpu")
     source = open_source(config.dataset, config.root, "train", image_size=config.image_size)

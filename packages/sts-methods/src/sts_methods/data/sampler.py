@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sts_core import ConfigError
-from sts_methods.draws import IntArray, Keys, permutation
+from sts_methods.draws import IntArray, Keys, bounds, permutation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,21 @@ class Place:
     world_size: int = 1
     """Number of workers."""
 
-    def share(self, keys: Keys, micro: int) -> Keys:
-        """This rank's samples of micro-batch `micro`; micro-batches are cut first and do not depend on the ranks."""
-        return keys.share(part=micro, num_parts=self.accumulation).share(part=self.rank, num_parts=self.world_size)
+    def share(self, keys: Keys, micro: int, *, group: int = 1) -> Keys:
+        """This rank's samples of micro-batch `micro`; micro-batches are cut first and do not depend on the ranks.
+
+        Where ranks cannot have equally many, `group` samples go together: 7 unlabelled ones with each labelled one.
+        """
+        whole = keys.share(part=micro, num_parts=self.accumulation)
+        return whole.share(part=self.rank, num_parts=self.world_size, group=group)
+
+    def shares(self, batch_size: int) -> tuple[int, ...] | None:
+        """How many samples of a micro-batch each rank has, if that differs; `batch_size` is that of all."""
+        micro = batch_size // self.accumulation
+        if micro % self.world_size == 0:
+            return None
+        ends = (bounds(micro, rank, self.world_size) for rank in range(self.world_size))
+        return tuple(last - first for first, last in ends)
 
 
 class StatelessSampler:

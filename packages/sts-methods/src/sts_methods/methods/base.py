@@ -75,6 +75,8 @@ class MethodRecord:
     """Views of other methods that serve it too."""
     trains_classifier: bool = False
     """Whether its networks are classifiers, of as many classes as its config's `num_classes` says."""
+    takes_uneven_shares: bool = False
+    """Whether ranks may have unequal parts of a batch: its loss is a mean over images, of which it gathers none."""
     smallest_batch: Callable[[Any], int] = _two_images
     """From its config to the least images that it can take a step on; batch norm needs two."""
 

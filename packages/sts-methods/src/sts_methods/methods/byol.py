@@ -88,4 +88,11 @@ class Byol(StudentTeacherMethod):
         return each_apart(network, views)
 
 
-RECORD = MethodRecord(name="byol", config=ByolConfig, build=Byol, views="byol", also_takes=("byol_deepmind", "moco"))
+RECORD = MethodRecord(
+    name="byol",
+    config=ByolConfig,
+    build=Byol,
+    views="byol",
+    also_takes=("byol_deepmind", "moco"),
+    takes_uneven_shares=True,
+)

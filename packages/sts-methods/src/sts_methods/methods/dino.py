@@ -136,7 +136,7 @@ class Dino(StudentTeacherMethod):
             teacher_embeddings = self.teacher.head(self._features(self.teacher, batch.views[:NUM_GLOBAL_VIEWS]))
         with full_precision(embeddings):
             scores = self.student.prototypes(embeddings.float())  # [V·N, K]
-            targets = self._targets(teacher_embeddings.float(), batch.step)  # [2·N, K]
+            targets = self._targets(teacher_embeddings.float(), batch)  # [2·N, K]
         num_images = len(batch.views[0])
         scores = scores.view(-1, num_images, config.num_prototypes) / config.student_temperature
         loss = cross_view_entropy(scores, targets.view(-1, num_images, config.num_prototypes))
@@ -154,11 +154,11 @@ class Dino(StudentTeacherMethod):
         return torch.cat([features(network.backbone, images) for images in runs])
 
     @torch.no_grad()
-    def _targets(self, embeddings: Tensor, step: int) -> Tensor:
+    def _targets(self, embeddings: Tensor, batch: Batch) -> Tensor:
         """The teacher's centred and sharpened probabilities; the centre moves on afterwards."""
         scores = self.teacher.prototypes(embeddings)
-        targets: Tensor = ((scores - self.center) / teacher_temperature(step, self.config)).softmax(dim=1)
-        mean = sum_over_ranks(scores.mean(dim=0)) / world_size()
+        targets: Tensor = ((scores - self.center) / teacher_temperature(batch.step, self.config)).softmax(dim=1)
+        mean = sum_over_ranks(scores.mean(dim=0) * batch.weight) / world_size()
         self.center.lerp_(mean, 1.0 - self.config.center_momentum)
         return targets
 
@@ -171,4 +171,4 @@ def teacher_temperature(step: int, config: DinoConfig) -> float:
     )
 
 
-RECORD = MethodRecord(name="dino", config=DinoConfig, build=Dino, views="dino")
+RECORD = MethodRecord(name="dino", config=DinoConfig, build=Dino, views="dino", takes_uneven_shares=True)

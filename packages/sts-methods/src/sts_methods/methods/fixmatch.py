@@ -107,4 +107,11 @@ class FixMatch(StudentTeacherMethod):
         return self.teacher(images)  # type: ignore[no-any-return]
 
 
-RECORD = MethodRecord(name="fixmatch", config=FixMatchConfig, build=FixMatch, views="fixmatch", trains_classifier=True)
+RECORD = MethodRecord(
+    name="fixmatch",
+    config=FixMatchConfig,
+    build=FixMatch,
+    views="fixmatch",
+    trains_classifier=True,
+    takes_uneven_shares=True,
+)

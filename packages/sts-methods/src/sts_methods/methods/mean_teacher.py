@@ -112,5 +112,10 @@ def consistency_weight(step: int, config: MeanTeacherConfig) -> float:
 
 
 RECORD = MethodRecord(
-    name="mean_teacher", config=MeanTeacherConfig, build=MeanTeacher, views="mean_teacher", trains_classifier=True
+    name="mean_teacher",
+    config=MeanTeacherConfig,
+    build=MeanTeacher,
+    views="mean_teacher",
+    trains_classifier=True,
+    takes_uneven_shares=True,
 )

@@ -1,6 +1,7 @@
 """Normalisation by the statistics of a batch that ranks share, forwards and backwards: on CPUs and on accelerators."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sts_core.distributed import gather_batch, statistics_group, sum_over_ranks
+
+_shares: tuple[int, ...] | None = None
+
+
+@contextmanager
+def shared_as(shares: tuple[int, ...] | None) -> Iterator[None]:
+    """In here the ranks' batches are in these ratios, which device kernels must know without waiting for each other."""
+    global _shares  # and no context variable: autograd's threads look, too
+    before, _shares = _shares, shares
+    try:
+        yield
+    finally:
+        _shares = before
 
 
 class Normalise(torch.autograd.Function):
@@ -80,8 +94,8 @@ class NormaliseOnDevice(torch.autograd.Function):
     """`Normalise` by the kernels of torch's SyncBatchNorm; the running statistics follow part after part.
 
     torch's own function drops ranks without images by a mask, for which the host waits for the device three times a
-    layer. Here every rank has as many values, and the exchange has a process group of its own, where no layer queues
-    behind a bucket of gradients.
+    layer. Here every rank knows how many values the others have (`shared_as`), and the exchange has a process group of
+    its own, where no layer queues behind a bucket of gradients.
     """
 
     @staticmethod
@@ -131,7 +145,7 @@ def normalised_on_device(
     local = torch.cat([t for part in parts for t in torch.batch_norm_stats(part, eps)])
     gathered = local.new_empty(ranks * len(local))
     dist.all_gather_into_tensor(gathered, local, group)
-    counts, num_values = _counts(parts[0].numel() // x.shape[1], ranks, local.dtype, x.device)
+    counts, num_values = _counts(_nums(parts[0].numel() // x.shape[1], group), local.dtype, x.device)
     y, statistics, theirs = torch.empty_like(x), [], iter(gathered.view(ranks, -1, x.shape[1]).unbind(1))
     for part, out, momentum in zip(parts, y.chunk(len(parts)), momenta, strict=True):
         means, inverse_stds = next(theirs), next(theirs)
@@ -150,8 +164,14 @@ def _dense(x: Tensor) -> Tensor:
     return x if nhwc else x.contiguous()
 
 
+def _nums(mine: int, group: Any) -> tuple[int, ...]:
+    """How many values a channel each rank has, of which this one has `mine`."""
+    shares = _shares if _shares is not None else (1,) * group.size()
+    return tuple(mine * share // shares[group.rank()] for share in shares)
+
+
 @lru_cache(maxsize=64)
-def _counts(num: int, ranks: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many values a channel each rank has, in the types that the two kernels take."""
-    counts = torch.full((ranks,), num, dtype=dtype, device=device)
+def _counts(nums: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The ranks' numbers of values in the types that the two kernels take."""
+    counts = torch.tensor(nums, dtype=dtype).to(device)
     return counts, counts.to(torch.int32)

@@ -25,6 +25,11 @@ def build_data(config: TrainingConfig, runtime: Runtime) -> TrainingData:
             f"{config.global_batch_size}: lower global_batch_size"
         )
     record = method_record(config.method)
+    if data.shares is not None and not (record and record.takes_uneven_shares):
+        raise ConfigError(
+            f"global_batch_size must be divisible by accumulation x workers for this method, got "
+            f"{config.global_batch_size}, which gives the workers {', '.join(map(str, data.shares))} images"
+        )
     classes = None if record is None else record.num_classes(config.method)
     if classes is not None and classes != data.num_classes:
         raise ConfigError(

@@ -14,6 +14,7 @@ from sts_core import Buffers, ConfigError, Smoother, TeacherBank
 from sts_methods.batch import Batch
 from sts_methods.methods.base import StudentTeacherMethod
 from sts_methods.networks.batch_norm import CrossRankBatchNorm
+from sts_methods.networks.normalise import shared_as
 from sts_methods.runs.runtime import Runtime
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.optimizers import (
@@ -75,13 +76,14 @@ class Learner:
             buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
         totals: dict[str, Tensor] = {}
         for number, batch in enumerate(batches, start=1):
-            with self._synchronised(number == len(batches)):
+            with self._synchronised(number == len(batches)), shared_as(batch.shares):
                 with torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None):
                     result = self._wrapped(self._laid_out(batch))
-                loss = result.loss / len(batches)
+                # DDP takes the mean over ranks, whatever they have; a division by 1 is no rounding
+                loss = result.loss / (len(batches) / batch.weight)
                 self.scaler.scale(loss).backward(_one_if_finite(loss.detach()))
             for name, value in {"loss": result.loss, **result.metrics}.items():
-                share = value.detach().float() / len(batches)
+                share = value.detach().float() / (len(batches) / batch.weight)
                 totals[name] = totals[name] + share if name in totals else share
         self.skip = self._look_at_gradients()
         self._forget_batches(buffers)

@@ -114,7 +114,7 @@ class Run:
         """Count the step; verify, log and save when it is time to."""
         self.guard.watch(self.step, self.learner.skip, metrics["loss"], batches)
         self.step, self._unsettled = self.step + 1, metrics
-        self._num_images += sum(_num_images(batch) for batch in batches) * self.runtime.world_size
+        self._num_images += sum(round(_num_images(batch) / batch.weight) for batch in batches) * self.runtime.world_size
         last = self.step == self.last_step
         if self._every(self.config.verify_ranks_every_steps) or last:
             verify_ranks(self.learner.named_tensors(), device=self.runtime.device)
