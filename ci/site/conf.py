@@ -23,6 +23,7 @@ PACKAGES = {
 ABOUT = (".github/CONTRIBUTING.md", ".github/CHANGELOG.md", "tests/null_gpu/README.md")
 
 project, author, html_title, root_doc = "STS", "the STS developers", "STS", "README"
+copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 include_patterns = [
     "README.md",

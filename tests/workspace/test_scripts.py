@@ -22,20 +22,31 @@ def test_every_script_is_tried_here() -> None:
     scripts = {path.name for folder in ("packages/*", "pipelines") for path in ROOT.glob(f"{folder}/examples/*.py")}
     assert scripts
     text = Path(__file__).read_text()
-    assert not [name for name in scripts if f"/{name}" not in text]
+    assert not [name for name in scripts if name not in text]
+
+
+def shortened(script: str, folder: Path, *changes: tuple[str, str]) -> Path:
+    """A copy of a script of sts-core in `folder`, with these changes; what it writes lies beside it."""
+    text = (ROOT / "packages/sts-core/examples" / script).read_text()
+    for old, new in changes:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (folder / script).write_text(text)
+    return folder / script
 
 
 def test_mean_teacher_on_digits_learns(tmp_path: Path) -> None:
-    printed = run(ROOT / "packages/sts-core/examples/digits.py", cwd=tmp_path)
+    printed = run(shortened("digits.py", tmp_path, ("= 40, 400, 128", "= 40, 100, 128")), cwd=tmp_path)
     accuracies = [float(value) for value in re.findall(r"teacher ([\d.]+) %", printed)]
-    assert len(accuracies) == 6
-    assert accuracies[-1] > 70.0
+    assert len(accuracies) == 2
+    assert accuracies[-1] > 60.0
 
 
-def test_eight_averages_of_one_run_are_measured(tmp_path: Path) -> None:
-    printed = run(ROOT / "packages/sts-core/examples/bank.py", tmp_path / "averages", cwd=tmp_path)
+def test_eight_averages_of_one_lightning_run_are_measured(tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    printed = run(shortened("bank.py", tmp_path, ("EPOCHS = 40", "EPOCHS = 10")), cwd=tmp_path)
     page = tmp_path / "averages/report.html"
-    assert f"with plots: {page}" in printed
+    assert f"with plots: {page.as_uri()}" in printed
     lines = (tmp_path / "averages/averages.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 10 * 9  # a heading; after each of ten epochs the student and its eight teachers
     assert page.is_file()
