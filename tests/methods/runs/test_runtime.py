@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from sts_core import spatial_temporal_smoothing
 from sts_methods import CheckpointError, LocalRuntime, RunPlan
 from tests.methods.training import tiny_training as tiny
 
@@ -85,6 +87,41 @@ def test_a_checkpoint_that_is_asked_for_comes_after_the_next_step_and_goes_with_
     tiny.tiny_fit(config, runtime)
     assert answers == [[2, 3]]
     assert runtime.checkpoints.steps() == [4, 6]
+
+
+def test_who_asks_for_a_checkpoint_waits_for_the_step_that_has_one(tmp_path: Path) -> None:
+    answers: list[list[int]] = []
+    asked = iter([lambda: answers.append(runtime.checkpoints.steps())])
+    runtime = LocalRuntime(tmp_path, progress=False, request=lambda: next(asked, None))
+    runtime.end_step(1, lambda: None)
+    assert answers == []
+    runtime.end_step(2, lambda: {"meta": {"step": 2}})
+    assert answers == [[2]]
+    runtime.end_step(3, lambda: {"meta": {"step": 3}})
+    assert runtime.checkpoints.steps() == [2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared_at"),
+    [
+        ({}, [10, 12]),
+        ({"checkpoint_every_steps": 5, "verify_ranks_every_steps": 3}, [3, 5, 6, 9, 10, 12]),
+        ({"log_every_steps": 6}, [6, 10, 12]),
+        ({"smoothing": spatial_temporal_smoothing(0.9, 0.5, buffers="smooth")}, list(range(1, 13))),
+    ],
+)
+def test_ranks_share_their_statistics_before_somebody_reads_them_and_in_every_tenth_step(
+    changes: dict[str, Any], shared_at: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, found = [0], list[int]()
+    monkeypatch.setattr(tiny.TinyMethod, "share_statistics_", lambda self: found.append(steps[-1]), raising=False)
+    rarely = {"log_every_steps": 100, "checkpoint_every_steps": None, "verify_ranks_every_steps": None}
+    runtime = LocalRuntime(tmp_path, progress=False, on_step=steps.append)
+    monkeypatch.setattr(
+        tiny.TinyMethod, "teacher_buffers", changes.get("smoothing", tiny.tiny_config().smoothing).buffers
+    )
+    tiny.tiny_fit(tiny.tiny_config(**(rarely | changes)), runtime)
+    assert [last + 1 for last in found] == shared_at
 
 
 def test_a_run_that_resumes_from_a_checkpoint_ahead_of_time_is_the_run_that_nobody_disturbed(tmp_path: Path) -> None:

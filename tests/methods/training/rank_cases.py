@@ -173,6 +173,9 @@ def train(name: str) -> dict[str, Any]:
         optimizer.step()
         smoother.update()
         losses.append(result.loss.detach())
+    apart = not method.statistics_are_shared
+    method.share_statistics_()
+    assert apart == (world_size() > 1 and isinstance(config, MoCoConfig))
     return {"losses": torch.stack(losses), "gradients": gradients, "state": method.state_dict()}
 
 

@@ -31,11 +31,17 @@ class StudentTeacherMethod(nn.Module):
     teacher_buffers: Buffers = "keep"
     """The smoother's `buffers`: a teacher in train mode keeps its own, one in eval mode needs copies."""
 
+    statistics_are_shared = True
+    """Whether buffers are the same on all ranks; where they are not, `share_statistics_` makes them so."""
+
     def forward(self, batch: Batch) -> StepResult:
         raise NotImplementedError
 
     def adjust_gradients_(self, step: int) -> None:
         """Change the gradients of an optimizer step once they are complete; most methods take them as they are."""
+
+    def share_statistics_(self) -> None:
+        """Make buffers the same on all ranks, which all call this before one is read; most methods' always are."""
 
     def backbone(self, network: Network) -> nn.Module:
         """The feature extractor of the teacher or the student, without the method's heads."""

@@ -80,8 +80,14 @@ class MoCo(StudentTeacherMethod):
         # A copy, because the backward pass needs the negatives after the queue has moved on.
         loss, accuracy = info_nce(queries, keys, self.queue.clone(), temperature=self.config.temperature)
         self._enqueue(all_keys)
-        average_running_statistics(self.student, self.teacher)
+        self.statistics_are_shared = world_size() == 1
         return StepResult(loss, {"accuracy": accuracy, **health_metrics(queries, keys)})
+
+    def share_statistics_(self) -> None:
+        """The running statistics become their mean over ranks; in train mode no step depends on them."""
+        if not self.statistics_are_shared:
+            average_running_statistics(self.student, self.teacher)
+        self.statistics_are_shared = True
 
     @torch.no_grad()
     def _keys(self, images: Tensor, step: int) -> Tensor:

@@ -137,7 +137,7 @@ class GroupBatchNorm(_BatchNormOfRanks):
 
     The global batch is cut into `num_groups` contiguous groups; a rank holds num_groups / world size of them, so one
     process with 8 groups computes what 8 processes with one group each compute. Running statistics follow the mean
-    over the rank's groups; `average_running_statistics` extends it over ranks, once per step for all layers together.
+    over the rank's groups; `average_running_statistics` extends it over ranks, for all layers together.
     """
 
     def __init__(self, num_features: int, *args: Any, num_groups: int, **kwargs: Any) -> None:

@@ -204,6 +204,8 @@ class LocalRuntime:
         self.listeners = tuple(listeners)
         self._write_config, self._show_progress, self._stream = write_config, progress, stream
         self._request, self._on_step = request, on_step
+        self._asked: Callable[[], None] | None = None
+        """Whom a checkpoint ahead of time was promised."""
         self._display: ProgressDisplay | None = None
         self._method: nn.Module | None = None
 
@@ -252,20 +254,25 @@ class LocalRuntime:
         for listener in self.listeners:
             listener.report(metrics, None if save is None else self.checkpoints.wait)
 
-    def end_step(self, step: int, save: Callable[[], dict[str, Any]] | None) -> None:
+    def end_step(self, step: int, save: Callable[[], dict[str, Any] | None] | None) -> None:
         """Tell of the step, and keep the checkpoint that `save` returns if one was asked for: rank 0 needs no other.
 
-        `save` is None where it would need the others: the run then resumes from its last regular checkpoint.
+        `save` is None where it would need the others: the run then resumes from its last regular checkpoint. It returns
+        None where a later step will do: whoever asked waits.
         """
         if self._on_step is not None:
             self._on_step(step)
-        answer = self._request() if self._request is not None and self.rank == 0 else None
-        if answer is None:
+        if self._asked is None and self._request is not None and self.rank == 0:
+            self._asked = self._request()
+        if self._asked is None:
             return
         self.checkpoints.wait()
         if save is not None and step not in self.checkpoints.steps():
-            self.checkpoints.save(step, save(), ahead=True)
+            if (state := save()) is None:
+                return
+            self.checkpoints.save(step, state, ahead=True)
             self.checkpoints.wait()
+        answer, self._asked = self._asked, None
         answer()
 
     def close(self) -> None:

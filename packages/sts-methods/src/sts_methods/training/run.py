@@ -27,6 +27,9 @@ from sts_methods.training.initial import InitialWeights, remembered, start_from_
 from sts_methods.training.learner import Learner
 from sts_methods.training.observation import Observation
 
+SHARED_EVERY = 10
+"""Steps after which ranks have equal statistics at the latest: so long waits who asks for a checkpoint by a signal."""
+
 
 class Run:
     """One run of `fit`: its learner, its data from the current step on, and its book-keeping."""
@@ -67,6 +70,13 @@ class Run:
         """Optimizer steps done."""
         self.metrics: dict[str, float] = {}
         """The last metrics reported."""
+        smoothing = (config.smoothing, *config.bank.values())
+        self._shared_every = (
+            # A teacher that smooths statistics reads them in every step.
+            1 if any(one.buffers == "smooth" for one in smoothing) else SHARED_EVERY,
+            *(config.verify_ranks_every_steps, config.checkpoint_every_steps, config.log_every_steps),
+            None if self.drift is None and observation is None else self.data.steps_per_epoch,
+        )
         self._end_step = getattr(runtime, "end_step", None)  # a runtime may do without
         if state is not None:
             self._resume_from(state)
@@ -116,6 +126,8 @@ class Run:
         self.step, self._unsettled = self.step + 1, metrics
         self._num_images += sum(round(_num_images(batch) / batch.weight) for batch in batches) * self.runtime.world_size
         last = self.step == self.last_step
+        if last or any(map(self._every, self._shared_every)):
+            self.learner.method.share_statistics_()
         if self._every(self.config.verify_ranks_every_steps) or last:
             verify_ranks(self.learner.named_tensors(), device=self.runtime.device)
         seen = self._end_of_epochs()
@@ -127,7 +139,12 @@ class Run:
         if self._end_step is not None:
             bank = self.learner.bank
             spread = bank is not None and bank.is_spread  # no rank could save it by itself
-            self._end_step(self.step, None if spread else lambda: self.state_dict(self.learner.bank_state()))
+            self._end_step(self.step, None if spread else self._state_now)
+
+    def _state_now(self) -> dict[str, Any] | None:
+        """A checkpoint that rank 0 makes by itself; None as long as the ranks' statistics differ."""
+        shared = self.learner.method.statistics_are_shared
+        return self.state_dict(self.learner.bank_state()) if shared else None
 
     def _end_of_epochs(self) -> dict[str, float]:
         """What is recorded after whole epochs; the clock of images per second stands still meanwhile."""
