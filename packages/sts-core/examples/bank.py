@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Which average? Eight of one Lightning run, with their controls
 #
-# `python packages/sts-core/examples/bank.py`: about half a minute on a CPU; needs lightning, scikit-learn and sts-eval.
+# `python packages/sts-core/examples/bank.py`: about ten seconds on a CPU; needs lightning, scikit-learn and sts-eval.
 #
 # A network learns scikit-learn's handwritten digits. Beside it `BankCallback` keeps three moving averages, and five
 # teachers that move in fragments as fast as the middle one; now and then it measures them all. The training itself is
