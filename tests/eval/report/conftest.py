@@ -11,9 +11,10 @@ import pytest
 
 from sts_eval.corruptions.benchmark import ALL_CORRUPTIONS, SEVERITIES
 from sts_eval.corruptions.results import CorruptionResult
+from sts_eval.report.blocks import Report, Table
 
 NUM_IMAGES = 40
-
+MakeRun = Callable[..., Path]
 
 CONDITIONS = {
     "method": "byol",
@@ -157,3 +158,16 @@ def sweep(make_run: Callable[..., Path], tmp_path: Path) -> Path:
             if (m, p) != (0.99, 0.99):
                 make_run(f"m{m}-p{p}", m=m, p=p, top1=60 + 10 * m + p, metrics=False)
     return tmp_path / "runs"
+
+
+def anchors(report: Report) -> list[str]:
+    return [section.anchor for section in report.sections]
+
+
+def table_of(report: Report, anchor: str) -> Table:
+    section = next(section for section in report.sections if section.anchor == anchor)
+    return next(block for block in section.blocks if isinstance(block, Table))
+
+
+def rows_of(table: Table) -> list[list[str]]:
+    return [[str(value) for value in row] for row in table.rows]

@@ -2,25 +2,21 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from sts_core.errors import ConfigError, StateError
+from sts_core.errors import ConfigError
 from sts_eval import add_entries, byol_protocol, fast_protocol, moco_protocol
-from sts_eval.errors import DataError
-from sts_eval.report.blocks import Delta, Report, Table
+from sts_eval.report.blocks import Delta, Table
 from sts_eval.report.build import build_report, write_report
 from sts_eval.report.html import to_html
 from sts_eval.report.markdown import to_markdown
 from sts_eval.report.runs import read_runs
 from sts_eval.report.sections.figures import thinned
-from tests.eval.report.conftest import changed
-
-MakeRun = Callable[..., Path]
+from tests.eval.report.conftest import MakeRun, anchors, changed, rows_of, table_of
 
 
 class Checker(HTMLParser):
@@ -41,19 +37,6 @@ class Checker(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
-
-
-def anchors(report: Report) -> list[str]:
-    return [section.anchor for section in report.sections]
-
-
-def table_of(report: Report, anchor: str) -> Table:
-    section = next(section for section in report.sections if section.anchor == anchor)
-    return next(block for block in section.blocks if isinstance(block, Table))
-
-
-def rows_of(table: Table) -> list[list[str]]:
-    return [[str(value) for value in row] for row in table.rows]
 
 
 def test_a_family_of_runs_has_every_section_it_has_data_for(family: Path) -> None:
@@ -193,59 +176,6 @@ def test_runs_of_another_recipe_are_no_further_seeds_of_a_cell(make_run: MakeRun
     assert "Highest: 70.80 at p 0.9, m 0.99" in to_markdown(build_report(read_runs([sweep]), against_paper=False))
 
 
-def test_corruptions_are_compared_with_the_moving_average_with_intervals(family: Path) -> None:
-    markdown = to_markdown(build_report(read_runs([family])))
-    assert "sts minus tma" in markdown
-    assert re.search(r"\| gaussian noise \| \+\d\.\d\d \\\[\+?.?\d\.\d\d, \+\d+\.\d\d\\\] \|", markdown)
-    assert "95% intervals by a paired bootstrap" in markdown
-    assert "about 1.5 points better than TMA" in markdown
-
-
-def test_the_number_of_cells_stands_beside_a_mean_and_other_cells_are_not_subtracted(family: Path) -> None:
-    file = family / "sts" / "results.json"
-    results = json.loads(file.read_text())
-    entry = results["entries"][-1]
-    entry |= {"severities": [3], "cells": {key: row[2:3] for key, row in entry["cells"].items()}, "outcomes": None}
-    file.write_text(json.dumps(results))
-    report = build_report(read_runs([family]))
-    table = table_of(report, "corruptions")
-    column = table.header.index("cells")
-    assert {row[0]: row[column] for row in rows_of(table)} == {"tma": "75 of 75", "sts": "15 of 75"}
-    markdown = to_markdown(report)
-    assert "sts minus tma" not in markdown
-    assert "Not compared with tma, which saw other images or other cells, or has another probe: sts." in markdown
-
-
-@pytest.mark.parametrize("change", [{"protocol": {"solver": "sgd"}}, {"source": {"seed": 5}}, {"data": {"root": "/b"}}])
-def test_what_another_probe_or_other_pixels_gave_is_not_subtracted(family: Path, change: dict[str, object]) -> None:
-    file = family / "sts" / "results.json"
-    results = json.loads(file.read_text())
-    results["entries"][-1] |= change
-    file.write_text(json.dumps(results))
-    markdown = to_markdown(build_report(read_runs([family])))
-    assert "sts minus tma" not in markdown
-    assert "or has another probe: sts." in markdown
-
-
-def test_a_student_is_neither_called_nor_compared_with_a_teacher_on_corruptions(family: Path) -> None:
-    for name, text in (("sts", "only their students were evaluated: sts."), ("tma", "on corrupted images, student")):
-        file = family / name / "results.json"
-        results = json.loads(file.read_text())
-        results["entries"][-1]["network"] = "student"
-        file.write_text(json.dumps(results))
-        markdown = to_markdown(build_report(read_runs([family])))
-        assert text in markdown
-        assert ("sts minus tma" in markdown) == (name == "tma")  # both are students then
-
-
-def test_damaged_outcomes_are_named_and_nothing_is_written(family: Path, tmp_path: Path) -> None:
-    file = family / "sts" / "imagenet-c.npz"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(StateError, match=r"imagenet-c.npz is damaged"):
-        write_report([family], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_report_is_not_written_over_or_below_a_file(make_run: MakeRun, tmp_path: Path) -> None:
     run, file = make_run("run"), tmp_path / "file"
     file.write_text("mine")
@@ -253,19 +183,6 @@ def test_a_report_is_not_written_over_or_below_a_file(make_run: MakeRun, tmp_pat
         with pytest.raises(ConfigError, match=r"a report is written into a folder, .*file is a file"):
             write_report([run], place)
     assert file.read_text() == "mine"
-
-
-def test_without_outcomes_the_difference_has_no_interval(family: Path) -> None:
-    (family / "sts" / "imagenet-c.npz").unlink()
-    assert "No intervals" in to_markdown(build_report(read_runs([family])))
-
-
-def test_outcomes_of_other_images_are_refused(family: Path) -> None:
-    results = json.loads((family / "sts" / "results.json").read_text())
-    results["entries"][-1]["images"] = "others"
-    (family / "sts" / "results.json").write_text(json.dumps(results))
-    with pytest.raises(DataError, match="must belong to the same images"):
-        build_report(read_runs([family]))
 
 
 def test_config_differences_name_only_what_differs(family: Path) -> None:
@@ -314,81 +231,6 @@ def test_names_are_escaped_in_both_formats(make_run: MakeRun) -> None:
     assert "\\*bold\\*" in markdown
 
 
-def test_a_run_without_a_training_json_is_described_by_the_one_who_knows(make_run: MakeRun) -> None:
-    folder = make_run("run", p=0.7)
-    told = json.loads((folder / "training.json").read_text())
-    (folder / "training.json").unlink()
-    assert read_runs([folder])[0].smoothing is None
-    report = build_report(read_runs([folder], lambda place: told if place == folder else {}))
-    assert rows_of(table_of(report, "runs"))[0][2:6] == ["STS m 0.99, p 0.7 (LW)", "0.997", "byol", "200 epochs"]
-    assert "paper" in anchors(report)
-
-
-def test_a_benchmark_of_one_severity_is_drawn_without_a_curve_over_severities(family: Path) -> None:
-    for name in ("tma", "sts"):
-        file = family / name / "results.json"
-        results = json.loads(file.read_text())
-        entry = results["entries"][-1]
-        entry |= {"severities": [3], "cells": {key: row[2:3] for key, row in entry["cells"].items()}, "outcomes": None}
-        file.write_text(json.dumps(results))
-    html = to_html(build_report(read_runs([family])))
-    assert "<h3>By corruption</h3>" in html
-    assert 'aria-label="top-1 by severity"' not in html
-
-
-def test_runs_of_one_name_are_told_apart_by_their_folders(make_run: MakeRun) -> None:
-    folders = [make_run("a"), make_run("b")]
-    for folder in folders:
-        results = json.loads((folder / "results.json").read_text())
-        (folder / "results.json").write_text(json.dumps(results | {"run": "same"}))
-    assert [run.name for run in read_runs(folders)] == ["a", "b"]
-    assert len(read_runs([folders[0], folders[0]])) == 1
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("training.json", "{", r"training.json must be JSON, but it is not"),
-        ("training.json", "[1]", r"training.json must hold named values, but it holds list"),
-        ("metrics.jsonl", '{"step": 1}\n{"st\n{"step": 3}\n', r"line 2 of .*metrics.jsonl is not: delete that line"),
-        ("metrics.jsonl", '[1]\n{"step": 3}\n', r"line 1 of .*metrics.jsonl is not: delete that line"),
-        ("results.json", "{}", "must have the format"),
-        ("results.json", '{"format": "sts-results"}', "run in .*results.json must be a str"),
-    ],
-)
-def test_a_damaged_file_is_named_and_nothing_is_written(
-    make_run: MakeRun, tmp_path: Path, file: str, content: str, message: str
-) -> None:
-    folder = make_run("run")
-    (folder / file).write_text(content)
-    with pytest.raises(StateError, match=message):
-        write_report([folder], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_last_line_cut_short_by_a_kill_is_left_out(make_run: MakeRun) -> None:
-    folder = make_run("run")
-    whole = (folder / "metrics.jsonl").read_text()
-    (folder / "metrics.jsonl").write_text(whole + '{"step": 301, "lo')
-    assert len(read_runs([folder])[0].metrics) == len(whole.splitlines())
-
-
-def test_the_folder_of_a_comparison_stands_for_its_runs_although_it_has_a_config(make_run: MakeRun) -> None:
-    folder = make_run("one")
-    make_run("two")
-    (folder.parent / "config.yaml").write_text("kind: comparison\n")
-    assert {run.name for run in read_runs([folder.parent])} == {"one", "two"}
-
-
-def test_a_folder_without_runs_and_a_missing_one_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="has none of them"):
-        read_runs([tmp_path])
-    with pytest.raises(StateError, match="a run must be a folder"):
-        read_runs([tmp_path / "nothing"])
-    with pytest.raises(StateError, match="at least one run"):
-        read_runs([])
-
-
 def test_long_records_are_thinned_by_means_that_keep_the_ends_and_the_average() -> None:
     points = [(float(i), float(i % 7)) for i in range(5001)]
     short = thinned(points, 100)
@@ -414,12 +256,3 @@ def test_many_runs_get_eight_colours_and_the_best_of_them(make_run: MakeRun) -> 
     assert sorted(colour for colour in colours.values() if colour) == list(range(1, 9))
     assert legend_of(runs, colours)[-1].name == "4 more runs"
     assert legend_of(runs[3:], colours)[-1].name == "1 more run"
-
-
-def test_what_whiskers_are_stands_once_under_the_last_comparison(make_run: MakeRun, tmp_path: Path) -> None:
-    for seed in (0, 1):
-        make_run(f"tma{seed}", seed=seed, shift=0.0)
-        make_run(f"sts{seed}", seed=seed, p=0.7, shift=0.05)
-    text = write_report([tmp_path / "runs"], tmp_path / "out")[0].read_text()
-    assert text.count("sts1 minus tma1") == 1
-    assert text.count("Whiskers: ") == 1

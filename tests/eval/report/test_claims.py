@@ -1,7 +1,6 @@
 """What a report may not suggest: each test is a number that once looked better than it was."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,8 @@ from sts_eval.report.build import build_report
 from sts_eval.report.html import to_html
 from sts_eval.report.markdown import to_markdown
 from sts_eval.report.runs import read_runs
-from tests.eval.report.conftest import changed
+from tests.eval.report.conftest import MakeRun, changed
 
-MakeRun = Callable[..., Path]
 LINEAR: dict[str, Any] = {"evaluation": "linear", "network": "teacher", "metric": "top1", "which": "last"}
 
 
