@@ -9,7 +9,9 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("native.c")
 _COMMON = ["-O3", "-ffp-contract=off", "-std=gnu11", "-shared", "-fPIC"]
-_INSTRUCTION_SETS = {"baseline": [], "avx2": ["-mavx2", "-mfma", "-mbmi2"]}
+_AVX2 = ["-mavx2", "-mfma", "-mbmi2"]
+_AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+_INSTRUCTION_SETS = {"baseline": [], "avx2": _AVX2, "avx512": _AVX512}
 
 
 def instruction_sets() -> list[str]:

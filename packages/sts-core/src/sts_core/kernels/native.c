@@ -5,17 +5,22 @@
  */
 #include <stdint.h>
 #include <string.h>
-#if defined(__AVX2__) && defined(__FMA__)
-#include <immintrin.h>
-#define SIMD 1
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__FMA__)
+#define SIMD 512
+#elif defined(__AVX2__) && defined(__FMA__)
+#define SIMD 256
 #else
 #define SIMD 0
+#endif
+#if SIMD
+#include <immintrin.h>
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
 enum { TILE = 16384, CHUNK = 128, LANES = 8, GROUP = CHUNK / 4, CALLS_PER_BLOCK = TILE / 4 };
 enum { NUM_GAPS = 1024, GUIDE_SHIFT = 22 };
-enum { LINE = 16, PIECE = 128, AHEAD = 12, LONG_ROW = 4096, NEXT = 512 }; /* weights; AHEAD: pieces called for in advance */
+enum { LINE = 16, PIECE = 128 }; /* weights */
+enum { QUEUE = 16, AHEAD = 8 }; /* pieces called for in advance: a power of two, and how many of them */
 enum { ALL, LAYER, MODULE, CHANNEL, NEURON_DENSE, NEURON_SPARSE };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { TAG_LAYER, TAG_MODULE, TAG_CHANNEL, TAG_NEURON, TAG_TIE, TAG_GAP, NUM_TAGS };
@@ -63,67 +68,90 @@ static void philox(uint32_t position, uint64_t tag, const Rule *r, uint32_t out[
 /* Eight consecutive positions at once. A Stream holds what all calls of one tag share. */
 #if SIMD
 
+#if SIMD == 512
+typedef __m512i Lanes; /* 64-bit lanes, of which the multiplication reads the lower half: upper halves may hold anything */
+enum { PARTS = 1 };
+#define ALL_LANES(x) _mm512_set1_epi64((long long)(x))
+INLINE Lanes product(Lanes x, Lanes y) { return _mm512_mul_epu32(x, y); }
+INLINE Lanes xor3(Lanes x, Lanes y, Lanes z) { return _mm512_ternarylogic_epi64(x, y, z, 0x96); }
+INLINE Lanes upper(Lanes x) { return _mm512_srli_epi64(x, 32); }
+INLINE Lanes positions(uint64_t first, int part) {
+    return _mm512_add_epi64(ALL_LANES(first), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#else
+typedef __m256i Lanes;
+enum { PARTS = 2 }; /* positions 0 1 4 5 and 2 3 6 7, which join() puts in order */
+#define ALL_LANES(x) _mm256_set1_epi64x((long long)(x))
+INLINE Lanes product(Lanes x, Lanes y) { return _mm256_mul_epu32(x, y); }
+INLINE Lanes xor3(Lanes x, Lanes y, Lanes z) { return _mm256_xor_si256(x, _mm256_xor_si256(y, z)); }
+INLINE Lanes upper(Lanes x) { return _mm256_srli_epi64(x, 32); }
+INLINE Lanes positions(uint64_t first, int part) {
+    return _mm256_add_epi64(ALL_LANES(first), part ? _mm256_setr_epi64x(2, 3, 6, 7) : _mm256_setr_epi64x(0, 1, 4, 5));
+}
+#endif
+
 typedef struct {
-    __m256i lanes[2], xors[4]; /* of the first three rounds, in which part of the counter is the same for all */
-    __m256i key0[10], key1[10];
+    Lanes xors[4]; /* of the first three rounds, in which part of the counter is the same for all */
+    Lanes key0[10], key1[10];
 } Stream;
 
-/* Four positions in 64-bit lanes, of which the multiplication reads the lower half: upper halves may hold anything. */
-typedef struct { __m256i c0, c1, c2, c3; } Four;
-typedef struct { Four low, high; } Eight; /* positions 0 1 4 5 and 2 3 6 7, which join() puts in order */
+typedef struct { Lanes c[4]; } Counters;
+typedef struct { Counters part[PARTS]; } Eight;
 
 static Stream stream(uint64_t tag, const Rule *r) {
     Stream out;
     uint32_t k0[3], k1[3], key0 = (uint32_t)r->seed, key1 = (uint32_t)(r->seed >> 32);
     for (int i = 0; i < 10; i++, key0 += STEP0, key1 += STEP1) {
         if (i < 3) k0[i] = key0, k1[i] = key1;
-        out.key0[i] = _mm256_set1_epi64x(key0), out.key1[i] = _mm256_set1_epi64x(key1);
+        out.key0[i] = ALL_LANES(key0), out.key1[i] = ALL_LANES(key1);
     }
     uint64_t b = (uint64_t)MULTIPLIER1 * (uint32_t)(tag >> 32);
     uint64_t a = (uint64_t)MULTIPLIER0 * ((uint32_t)(b >> 32) ^ (uint32_t)tag ^ k0[0]);
-    out.xors[0] = _mm256_set1_epi64x(r->step ^ k1[0]);
-    out.xors[1] = _mm256_set1_epi64x((uint32_t)b ^ k0[1]);
-    out.xors[2] = _mm256_set1_epi64x((uint32_t)(a >> 32) ^ k1[1]);
-    out.xors[3] = _mm256_set1_epi64x((uint32_t)a ^ k1[2]);
-    out.lanes[0] = _mm256_setr_epi64x(0, 1, 4, 5), out.lanes[1] = _mm256_setr_epi64x(2, 3, 6, 7);
+    out.xors[0] = ALL_LANES(r->step ^ k1[0]);
+    out.xors[1] = ALL_LANES((uint32_t)b ^ k0[1]);
+    out.xors[2] = ALL_LANES((uint32_t)(a >> 32) ^ k1[1]);
+    out.xors[3] = ALL_LANES((uint32_t)a ^ k1[2]);
     return out;
 }
 
-INLINE __m256i product0(__m256i x) { return _mm256_mul_epu32(x, _mm256_set1_epi64x(MULTIPLIER0)); }
-INLINE __m256i product1(__m256i x) { return _mm256_mul_epu32(x, _mm256_set1_epi64x(MULTIPLIER1)); }
-INLINE __m256i upper_xor(__m256i x, __m256i y) { return _mm256_xor_si256(_mm256_srli_epi64(x, 32), y); }
+INLINE Lanes product0(Lanes x) { return product(x, ALL_LANES(MULTIPLIER0)); }
+INLINE Lanes product1(Lanes x) { return product(x, ALL_LANES(MULTIPLIER1)); }
 
-INLINE Four three_rounds(__m256i position, const Stream *g) {
-    __m256i a = product0(position), b = product1(upper_xor(a, g->xors[0]));
-    __m256i a3 = product0(upper_xor(b, g->xors[1])), b3 = product1(_mm256_xor_si256(a, g->xors[2]));
-    return (Four){upper_xor(b3, _mm256_xor_si256(b, g->key0[2])), b3, upper_xor(a3, g->xors[3]), a3};
+INLINE Counters three_rounds(Lanes position, const Stream *g) {
+    const Lanes zero = ALL_LANES(0);
+    Lanes a = product0(position), b = product1(xor3(upper(a), g->xors[0], zero));
+    Lanes a3 = product0(xor3(upper(b), g->xors[1], zero)), b3 = product1(xor3(a, g->xors[2], zero));
+    return (Counters){{xor3(upper(b3), b, g->key0[2]), b3, xor3(upper(a3), g->xors[3], zero), a3}};
 }
 
-INLINE Four next_round(Four x, int i, const Stream *g) {
-    __m256i a = product0(x.c0), b = product1(x.c2);
-    return (Four){upper_xor(b, _mm256_xor_si256(x.c1, g->key0[i])), b,
-                  upper_xor(a, _mm256_xor_si256(x.c3, g->key1[i])), a};
+INLINE Counters next_round(Counters x, int i, const Stream *g) {
+    Lanes a = product0(x.c[0]), b = product1(x.c[2]);
+    return (Counters){{xor3(upper(b), x.c[1], g->key0[i]), b, xor3(upper(a), x.c[3], g->key1[i]), a}};
 }
 
 INLINE Eight begin_8(uint64_t first, const Stream *g) {
-    __m256i position = _mm256_set1_epi64x((long long)first);
-    return (Eight){three_rounds(_mm256_add_epi64(position, g->lanes[0]), g),
-                   three_rounds(_mm256_add_epi64(position, g->lanes[1]), g)};
+    Eight out;
+    for (int k = 0; k < PARTS; k++) out.part[k] = three_rounds(positions(first, k), g);
+    return out;
 }
 
 INLINE Eight round_of_8(Eight x, int i, const Stream *g) {
-    return (Eight){next_round(x.low, i, g), next_round(x.high, i, g)};
+    for (int k = 0; k < PARTS; k++) x.part[k] = next_round(x.part[k], i, g);
+    return x;
 }
 
-INLINE __m256i join(__m256i low, __m256i high) {
-    __m256 mixed = _mm256_shuffle_ps(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), _MM_SHUFFLE(2, 0, 2, 0));
-    return _mm256_castps_si256(mixed);
+#if SIMD == 512
+INLINE __m256i join(Eight x, int w) { return _mm512_cvtepi64_epi32(x.part[0].c[w]); }
+#else
+INLINE __m256i join(Eight x, int w) {
+    __m256 low = _mm256_castsi256_ps(x.part[0].c[w]), high = _mm256_castsi256_ps(x.part[1].c[w]);
+    return _mm256_castps_si256(_mm256_shuffle_ps(low, high, _MM_SHUFFLE(2, 0, 2, 0)));
 }
+#endif
 
 /* out[w] holds word w of all eight. */
 INLINE void end_8(Eight x, __m256i out[4]) {
-    out[0] = join(x.low.c0, x.high.c0), out[1] = join(x.low.c1, x.high.c1);
-    out[2] = join(x.low.c2, x.high.c2), out[3] = join(x.low.c3, x.high.c3);
+    for (int w = 0; w < 4; w++) out[w] = join(x, w);
 }
 
 INLINE void vectors_of_8(uint64_t first, const Stream *g, __m256i out[4]) {
@@ -156,8 +184,7 @@ INLINE void words_of_8(uint64_t first, const Stream *g, uint32_t out[4][LANES]) 
 
 /* ---- memory that the processor's own prefetching does not see coming ---- */
 
-/* Into the second-level cache: the first has too few slots for requests under way to keep memory busy. */
-INLINE void call_for(const float *x) { __builtin_prefetch(x, 0, 2); }
+INLINE void call_for(const float *x) { __builtin_prefetch(x, 0, 3); }
 
 INLINE void call_for_piece(const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i += LINE) call_for(x + i);
@@ -179,6 +206,44 @@ static void lerp_run(float *restrict t, const float *restrict s, int64_t n, cons
     } else {
         for (int64_t i = 0; i < n; i++) t[i] = __builtin_fmaf(keep, s[i] - t[i], s[i]);
     }
+}
+
+/* ---- updates here and there: memory is called for, and used when some more has been called for ---- */
+
+typedef struct { float *t; const float *s; int64_t n; const Rule *r; } Piece;
+typedef struct { float *t; const float *s; const Rule *r; uint32_t count; int32_t places[TILE]; } Chosen; /* single weights */
+typedef struct {
+    Piece pieces[QUEUE];
+    uint32_t begun, done;
+    Chosen chosen[2]; /* of this tile and of the one before */
+    int turn;
+} Queue;
+
+/* Updates the oldest pieces until `rest` are under way. */
+INLINE void finish_pieces(Queue *q, uint32_t rest) {
+    for (; q->begun - q->done > rest; q->done++) {
+        const Piece *x = &q->pieces[q->done % QUEUE];
+        lerp_run(x->t, x->s, x->n, x->r);
+    }
+}
+
+INLINE void begin_piece(Queue *q, float *t, const float *s, int64_t n, const Rule *r) {
+    call_for_piece(t, n), call_for_piece(s, n);
+    q->pieces[q->begun++ % QUEUE] = (Piece){t, s, n, r};
+    finish_pieces(q, AHEAD);
+}
+
+static void finish_chosen(Chosen *x) {
+    for (uint32_t k = 0; k < x->count; k++) {
+        int64_t a = x->places[k];
+        x->t[a] = lerp(x->t[a], x->s[a], x->r);
+    }
+    x->count = 0;
+}
+
+static void finish(Queue *q) {
+    finish_pieces(q, 0);
+    finish_chosen(&q->chosen[0]), finish_chosen(&q->chosen[1]);
 }
 
 /* ---- one tile of one teacher; t and s point to the tile, begin and end are its row-major range in the tensor ---- */
@@ -215,6 +280,74 @@ INLINE void apply8(float *t, const float *s, __m256i mask, __m256 factor, int fo
     if (form == FAR) new = _mm256_fmadd_ps(factor, _mm256_sub_ps(new, old), new);
     _mm256_storeu_ps(t, _mm256_blendv_ps(old, new, _mm256_castsi256_ps(mask))); /* the lanes' sign bits choose */
 }
+
+#if SIMD == 512
+
+INLINE void apply16(float *t, const float *s, __mmask16 mask, __m512 factor, int form) {
+    __m512 old = _mm512_loadu_ps(t), new = _mm512_loadu_ps(s);
+    if (form == COPY) new = _mm512_mask_mov_ps(old, mask, new);
+    if (form == NEAR) new = _mm512_mask3_fmadd_ps(factor, _mm512_sub_ps(new, old), old, mask);
+    if (form == FAR) new = _mm512_mask_mov_ps(old, mask, _mm512_fmadd_ps(factor, _mm512_sub_ps(new, old), new));
+    _mm512_storeu_ps(t, new);
+}
+
+/* A chunk's masks: a bit for each weight, 32 for each word. */
+typedef struct { __mmask32 of[4]; } Masks;
+
+static __attribute__((noinline)) void break_ties(Masks *out, Eight drawn, uint64_t chunk, const Tensor *x, const Rule *r) {
+    for (int w = 0; w < 4; w++) {
+        uint32_t stored[LANES];
+        uint8_t mask[GROUP];
+        _mm256_storeu_si256((__m256i *)stored, join(drawn, w));
+        group_masks(mask, stored, chunk, w, x, r);
+        out->of[w] = _mm256_movepi8_mask(_mm256_loadu_si256((__m256i *)mask));
+    }
+}
+
+/* The 16 bits of every pair in its two weights' places. */
+INLINE __m512i in_places(Lanes word) {
+    const __m512i lower = _mm512_set_epi16(29, 25, 21, 17, 13, 9, 5, 1, 29, 25, 21, 17, 13, 9, 5, 1,
+                                           28, 24, 20, 16, 12, 8, 4, 0, 28, 24, 20, 16, 12, 8, 4, 0);
+    return _mm512_permutexvar_epi16(lower, word);
+}
+
+/* Thresholds for the first and the second weights of pairs, eight and eight. */
+INLINE __m512i alternating(uint32_t first, uint32_t second) {
+    return _mm512_mask_blend_epi16(0xFF00FF00, _mm512_set1_epi16((short)first), _mm512_set1_epi16((short)second));
+}
+
+INLINE __mmask32 equal(__m512i bits, const Rule *r) {
+    __mmask32 out = 0;
+    for (int k = 0; k < 3; k++) out |= _mm512_cmpeq_epi16_mask(bits, _mm512_set1_epi16((short)r->high[k]));
+    return out;
+}
+
+/* Two words of all eight positions side by side. */
+INLINE __m512i beside(Lanes x, Lanes y) { return _mm512_mask_blend_epi32(0xAAAA, x, _mm512_slli_epi64(y, 32)); }
+
+INLINE Masks outcomes(Eight drawn, uint64_t chunk, const Tensor *x, const Rule *r) {
+    const __m512i a = alternating(r->high[1], r->high[0]), b = _mm512_set1_epi16((short)r->high[1]),
+                  c = alternating(r->high[1], r->high[2]);
+    const Lanes *words = drawn.part[0].c;
+    Masks out;
+    for (int w = 0; w < 4; w++) {
+        __m512i bits = in_places(words[w]);
+        out.of[w] = _mm512_cmpgt_epu16_mask(bits, a) ^ _mm512_cmpgt_epu16_mask(bits, b) ^ _mm512_cmpgt_epu16_mask(bits, c);
+    }
+    __mmask32 tied = equal(beside(words[0], words[1]), r) | equal(beside(words[2], words[3]), r);
+    if (__builtin_expect(tied != 0, 0)) break_ties(&out, drawn, chunk, x, r);
+    return out;
+}
+
+INLINE void apply_word(float *t, const float *s, const Masks *m, int w, const Rule *r, int form) {
+    const __m512 factor = _mm512_set1_ps(form == NEAR ? r->pull : -r->momentum);
+    apply16(t, s, (__mmask16)m->of[w], factor, form);
+    apply16(t + 16, s + 16, (__mmask16)(m->of[w] >> 16), factor, form);
+}
+
+INLINE __m256i bytes_of(const Masks *m, int w) { return _mm256_movm_epi8(m->of[w]); }
+
+#else
 
 /* A chunk's masks, for each word: 16-bit lanes for the first and the second weight of its pairs, all ones where updated. */
 typedef struct { __m256i first[4], second[4]; } Masks;
@@ -253,25 +386,33 @@ INLINE Masks outcomes(Eight drawn, uint64_t chunk, const Tensor *x, const Rule *
     return out;
 }
 
+INLINE void apply_word(float *t, const float *s, const Masks *m, int w, const Rule *r, int form) {
+    const __m256 factor = _mm256_set1_ps(form == NEAR ? r->pull : -r->momentum);
+    apply8(t, s, _mm256_slli_epi32(m->first[w], 16), factor, form);
+    apply8(t + 8, s + 8, _mm256_slli_epi32(m->second[w], 16), factor, form);
+    apply8(t + 16, s + 16, m->first[w], factor, form);
+    apply8(t + 24, s + 24, m->second[w], factor, form);
+}
+
+/* One word's masks in row-major order, a byte each. */
+INLINE __m256i bytes_of(const Masks *m, int w) {
+    const __m256i apart = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)); /* a pair's halves of 16 bits */
+    __m256i bytes = _mm256_shuffle_epi8(_mm256_packs_epi16(m->first[w], m->second[w]), apart);
+    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+#endif
+
 INLINE Masks masks_of(uint64_t chunk, const Stream *g, const Tensor *x, const Rule *r) {
     Eight drawn = begin_8(chunk * LANES, g);
     for (int i = 3; i < 10; i++) drawn = round_of_8(drawn, i, g);
     return outcomes(drawn, chunk, x, r);
 }
 
-INLINE void apply_word(float *t, const float *s, const Masks *m, int w, __m256 factor, int form) {
-    apply8(t, s, _mm256_slli_epi32(m->first[w], 16), factor, form);
-    apply8(t + 8, s + 8, _mm256_slli_epi32(m->second[w], 16), factor, form);
-    apply8(t + 16, s + 16, m->first[w], factor, form);
-    apply8(t + 24, s + 24, m->second[w], factor, form);
-    for (int i = 0; i < GROUP; i += LINE)
-        __builtin_prefetch(t + i + NEXT, 1, 3), __builtin_prefetch(s + i + NEXT, 0, 3);
-}
-
 /* Whole chunks of row-major weights: while one is updated the next one's masks are drawn, which keeps both the
  * arithmetic units and the memory busy. */
 INLINE void dense_run(float *t, const float *s, int64_t begin, int64_t n, const Tensor *x, const Rule *r, int form) {
-    const __m256 factor = _mm256_set1_ps(form == NEAR ? r->pull : -r->momentum);
     const Stream g = stream(x->tags[TAG_NEURON], r);
     Masks masks = masks_of((uint64_t)begin / CHUNK, &g, x, r);
     for (int64_t i = 0; i < n; i += CHUNK) {
@@ -280,7 +421,7 @@ INLINE void dense_run(float *t, const float *s, int64_t begin, int64_t n, const 
 #pragma GCC unroll 4
         for (int w = 0; w < 4; w++) {
             drawn = round_of_8(drawn, 3 + w, &g);
-            apply_word(t + i + GROUP * w, s + i + GROUP * w, &masks, w, factor, form);
+            apply_word(t + i + GROUP * w, s + i + GROUP * w, &masks, w, r, form);
         }
         for (int k = 7; k < 10; k++) drawn = round_of_8(drawn, k, &g);
         masks = outcomes(drawn, next, x, r);
@@ -289,14 +430,8 @@ INLINE void dense_run(float *t, const float *s, int64_t begin, int64_t n, const 
 
 /* The masks of a chunk in row-major order. */
 static void chunk_masks(uint8_t mask[CHUNK], uint64_t chunk, const Stream *g, const Tensor *x, const Rule *r) {
-    const __m256i apart = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)); /* a pair's halves of 16 bits */
     Masks m = masks_of(chunk, g, x, r);
-    for (int w = 0; w < 4; w++) {
-        __m256i bytes = _mm256_shuffle_epi8(_mm256_packs_epi16(m.first[w], m.second[w]), apart);
-        bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        _mm256_storeu_si256((__m256i *)(mask + GROUP * w), bytes);
-    }
+    for (int w = 0; w < 4; w++) _mm256_storeu_si256((__m256i *)(mask + GROUP * w), bytes_of(&m, w));
 }
 
 /* Sixteen masks that lie `stride` apart. */
@@ -395,11 +530,11 @@ static void dense_tile(float *t, const float *s, int64_t begin, int64_t end, con
     else apply_masks(t + done, s + done, mask + done, end - begin - done, r);
 }
 
-/* Neuron, sparse: draw all updated weights of the tile and call for their memory, then update them. */
-static void sparse_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+/* Neuron, sparse: draw all updated weights of the tile and call for their memory, then update those of the tile before. */
+static void sparse_tile(Queue *q, float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
     uint32_t behind = (uint32_t)(begin % TILE); /* a block may begin inside a tile, whose draws begin at its start */
     uint32_t words[4][LANES], count = 0, i = 0, n = behind + (uint32_t)(end - begin);
-    int32_t chosen[TILE];
+    Chosen *mine = &q->chosen[q->turn ^= 1];
     const int scattered = x->channels != 0;
     uint64_t position = (uint64_t)(begin / TILE) * CALLS_PER_BLOCK;
     const Stream g = stream(x->tags[TAG_GAP], r);
@@ -413,18 +548,33 @@ static void sparse_tile(float *t, const float *s, int64_t begin, int64_t end, co
             if (gap == NUM_GAPS) continue;
             if (i++ < behind) continue;
             int64_t a = scattered ? address(x, begin + i - 1, begin) : i - 1 - behind;
-            chosen[count++] = (int32_t)a;
+            mine->places[count++] = (int32_t)a;
             call_for(t + a), call_for(s + a);
         }
     }
 drawn:
-    for (uint32_t k = 0; k < count; k++) {
-        int64_t a = chosen[k];
-        t[a] = lerp(t[a], s[a], r);
-    }
+    mine->t = t, mine->s = s, mine->r = r, mine->count = count;
+    finish_chosen(&q->chosen[q->turn ^ 1]);
 }
 
 /* Which of the 32 rows that eight positions decide are updated: bit k for the group's row k. */
+#if SIMD
+
+INLINE uint32_t rows_updated(uint64_t group, const Stream *g, const Rule *r) {
+    const __m256i threshold = _mm256_set1_epi32((int)(uint32_t)r->threshold);
+    __m256i words[4];
+    uint32_t bits = 0;
+    if (r->threshold >> 32) return 0; /* p so near to 1 that no word reaches it */
+    vectors_of_8(group * LANES, g, words);
+    for (int w = 0; w < 4; w++) {
+        __m256i reached = _mm256_cmpeq_epi32(_mm256_max_epu32(words[w], threshold), words[w]);
+        bits |= _pdep_u32((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(reached)), 0x11111111u << w);
+    }
+    return bits;
+}
+
+#else
+
 INLINE uint32_t rows_updated(uint64_t group, const Stream *g, const Rule *r) {
     uint32_t words[4][LANES], bits = 0;
     words_of_8(group * LANES, g, words);
@@ -432,46 +582,30 @@ INLINE uint32_t rows_updated(uint64_t group, const Stream *g, const Rule *r) {
     return bits;
 }
 
-typedef struct { int64_t from, to; } Piece;
+#endif
 
-/* Cuts weights from .. to into pieces, or puts them to the last piece when they follow it and both are small. */
-INLINE int add_pieces(Piece *pieces, int count, int64_t from, int64_t to, int64_t largest) {
-    if (count && pieces[count - 1].to == from && to - pieces[count - 1].from <= largest) {
-        pieces[count - 1].to = to;
-        return count;
-    }
-    for (; from < to; from += largest) pieces[count++] = (Piece){from, to - from < largest ? to : from + largest};
-    return count;
+INLINE void begin_rows(Queue *q, float *t, const float *s, int64_t n, const Rule *r) {
+    for (int64_t i = 0; i < n; i += PIECE) begin_piece(q, t + i, s + i, n - i < PIECE ? n - i : PIECE, r);
 }
 
-/* The updated rows inside the tile, counted from its first weight. */
-static int updated_pieces(Piece *pieces, int64_t largest, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
-    int count = 0;
+/* The updated rows inside the tile; small ones that follow each other are one piece. */
+static void channel_tile(Queue *q, float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
     const Stream g = stream(x->tags[TAG_CHANNEL], r);
+    int64_t held = begin, upto = begin;
     for (int64_t group = begin / x->row / GROUP; group * GROUP * x->row < end; group++) {
         for (uint32_t bits = rows_updated((uint64_t)group, &g, r); bits; bits &= bits - 1) {
             int64_t row = group * GROUP + __builtin_ctz(bits), from = row * x->row, to = from + x->row;
             if (to <= begin) continue;
             if (from >= end) break;
-            from = from > begin ? from - begin : 0, to = to < end ? to - begin : end - begin;
-            count = add_pieces(pieces, count, from, to, largest);
+            from = from > begin ? from : begin, to = to < end ? to : end;
+            if (from > upto || to - held > PIECE) {
+                begin_rows(q, t + held - begin, s + held - begin, upto - held, r);
+                held = from;
+            }
+            upto = to;
         }
     }
-    return count;
-}
-
-/* Short rows are called for well in advance; in long ones the processor needs help at the beginning only. */
-static void channel_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
-    Piece pieces[TILE / 2 + TILE / PIECE + 2];
-    int ahead = x->row < LONG_ROW ? AHEAD : 1;
-    int count = updated_pieces(pieces, x->row < LONG_ROW ? PIECE : TILE, begin, end, x, r);
-    for (int k = -ahead; k < count; k++) {
-        if (k + ahead < count) {
-            int64_t i = pieces[k + ahead].from, n = pieces[k + ahead].to - i;
-            call_for_piece(t + i, n < PIECE ? n : PIECE), call_for_piece(s + i, n < PIECE ? n : PIECE);
-        }
-        if (k >= 0) lerp_run(t + pieces[k].from, s + pieces[k].from, pieces[k].to - pieces[k].from, r);
-    }
+    begin_rows(q, t + held - begin, s + held - begin, upto - held, r);
 }
 
 INLINE int unit_updated(uint64_t tag, const Rule *r) {
@@ -494,23 +628,25 @@ static void whole_tile(float *t, const float *s, int64_t n, const Rule *r, int b
 }
 
 /* Single weights, in stretches that lie together in the whole tensor and in one of its tiles; mostly there is one. */
-static void neuron_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+static void neuron_tile(Queue *q, float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
     while (begin < end) {
         int64_t inside = begin % x->run, place = begin / x->run * x->distance + inside + x->first, n = end - begin;
         if (n > x->run - inside) n = x->run - inside;
         if (n > TILE - place % TILE) n = TILE - place % TILE;
-        (r->kind == NEURON_DENSE ? dense_tile : sparse_tile)(t, s, place, place + n, x, r);
+        if (r->kind == NEURON_DENSE) dense_tile(t, s, place, place + n, x, r);
+        else sparse_tile(q, t, s, place, place + n, x, r);
         t += n, s += n, begin += n;
     }
 }
 
-static void update_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r, int bank) {
+static void update_tile(Queue *q, float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r,
+                        int bank) {
     switch (r->kind) {
     case LAYER: if (!unit_updated(x->tags[TAG_LAYER], r)) return; break;
     case MODULE: if (!unit_updated(x->tags[TAG_MODULE], r)) return; break;
-    case CHANNEL: channel_tile(t, s, begin + x->first_row * x->row, end + x->first_row * x->row, x, r); return;
+    case CHANNEL: channel_tile(q, t, s, begin + x->first_row * x->row, end + x->first_row * x->row, x, r); return;
     case NEURON_DENSE:
-    case NEURON_SPARSE: neuron_tile(t, s, begin, end, x, r); return;
+    case NEURON_SPARSE: neuron_tile(q, t, s, begin, end, x, r); return;
     }
     whole_tile(t, s, end - begin, r, bank);
 }
@@ -538,6 +674,8 @@ static void widen(float *out, const void *in, int64_t n, int64_t type) {
 void sts_update(const Tensor *tensors, const int64_t *first_tile, int64_t num_tensors, int64_t begin, int64_t end,
                 const Rule *rules, int64_t num_teachers) {
     float buffer[TILE];
+    Queue queue;
+    queue.begun = queue.done = queue.chosen[0].count = queue.chosen[1].count = queue.turn = 0;
     int64_t k = 0;
     for (int64_t tile = begin; tile < end; tile++) {
         while (k + 1 < num_tensors && first_tile[k + 1] <= tile) k++;
@@ -549,8 +687,10 @@ void sts_update(const Tensor *tensors, const int64_t *first_tile, int64_t num_te
         else
             widen(buffer, (const uint16_t *)x->student + from, to - from, x->student_type);
         for (int64_t j = 0; j < num_teachers; j++)
-            update_tile(x->teachers[j] + from, s, from, to, x, rules + j, num_teachers > 1);
+            update_tile(&queue, x->teachers[j] + from, s, from, to, x, rules + j, num_teachers > 1);
+        if (s == buffer) finish(&queue);
     }
+    finish(&queue);
 }
 
 /* Calls for cache lines that others are about to read. No address is wrong: where there is no memory nothing happens. */

@@ -107,8 +107,8 @@ def _notice_once(reason: str) -> None:
 
 
 def _instruction_set() -> str:
-    """The best that the processor has, or that ATEN_CPU_CAPABILITY allows torch; wider vectors brought nothing."""
-    return "baseline" if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512") else "avx2"
+    """The best that the processor has, or that ATEN_CPU_CAPABILITY allows torch."""
+    return {"AVX2": "avx2", "AVX512": "avx512"}.get(torch.backends.cpu.get_cpu_capability(), "baseline")
 
 
 def _cache_folder() -> Path:
