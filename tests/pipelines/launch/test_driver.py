@@ -31,7 +31,7 @@ from sts_pipelines.diagnostics.doctor import examine
 from sts_pipelines.errors import RunError, UsageError, memory_told
 from sts_pipelines.launch import driver, worker
 from sts_pipelines.launch.driver import launch
-from sts_pipelines.launch.job import Job, _is_complete, jobs_of, run_lock
+from sts_pipelines.launch.job import Job, is_complete, jobs_of, run_lock
 from sts_pipelines.launch.worker import train_job
 from tests import processes
 
@@ -320,12 +320,12 @@ def test_a_damaged_network_of_a_finished_run_is_saved_again_from_the_checkpoint(
     file = Path(shutil.copytree(finished.folder, pipeline.folder)) / name
     before = file.read_bytes()
     (job,) = jobs_of(pipeline)
-    assert _is_complete(job)
+    assert is_complete(job)
     file.write_bytes(before[:100]) if is_torn else file.unlink()
-    assert not _is_complete(job)
+    assert not is_complete(job)
     run(replace(pipeline, cluster=replace(pipeline.cluster, num_workers=0)))
     assert file.read_bytes() == before
-    assert _is_complete(job)
+    assert is_complete(job)
 
 
 def test_a_torn_results_file_steps_aside_and_is_made_again(

@@ -31,7 +31,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
 
     told: Reports = []
     monkeypatch.setattr(tune, "report", told.append)
-    monkeypatch.setattr(driver, "_is_complete", lambda job: (job.folder / "metrics.jsonl").is_file())
+    monkeypatch.setattr(driver, "is_complete", lambda job: (job.folder / "metrics.jsonl").is_file())
     return told
 
 

@@ -140,17 +140,17 @@ def _padded(segment: Segment, unit: int) -> int:
 def _batches(sizes: Sequence[int], unit: int) -> Iterator[list[Segment]]:
     """Groups of segments that begin at multiples of `unit`, with at most WEIGHTS_AT_ONCE weights and their padding."""
     batch: list[Segment] = []
-    room = WEIGHTS_AT_ONCE
+    left = WEIGHTS_AT_ONCE
     for tensor, size in enumerate(sizes):
         begin = 0
         while begin < size:
-            segment = Segment(tensor, begin, min(size, begin + room))
+            segment = Segment(tensor, begin, min(size, begin + left))
             batch.append(segment)
-            room -= _padded(segment, unit)
+            left -= _padded(segment, unit)
             begin = segment.end
-            if room < unit:
+            if left < unit:
                 yield batch
-                batch, room = [], WEIGHTS_AT_ONCE
+                batch, left = [], WEIGHTS_AT_ONCE
     if batch:
         yield batch
 

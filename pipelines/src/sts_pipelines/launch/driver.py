@@ -16,7 +16,7 @@ from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.errors import RunError, WorkersError, first_line
 from sts_pipelines.evaluation.settings import prefer_asked
 from sts_pipelines.launch.cluster import check_gpus, ray_cluster
-from sts_pipelines.launch.job import Job, _is_complete, write_config
+from sts_pipelines.launch.job import Job, is_complete, write_config
 from sts_pipelines.launch.progress import Watcher
 from sts_pipelines.launch.requests import answered_in
 from sts_pipelines.launch.stages import StageTeller
@@ -48,7 +48,7 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
             evaluate_together(jobs, device=default_device())
             train = partial(_train_in_process, say=teller.say)
             _raise_failed([failed for job in jobs for failed in attempt([job], train)], jobs)
-        elif all(_is_complete(job) for job in jobs):  # not worth the start of a cluster
+        elif all(is_complete(job) for job in jobs):  # not worth the start of a cluster
             for job in jobs:
                 if job.pipeline.evaluation.after_training:
                     prefer_asked(job.folder, job.pipeline)
@@ -59,7 +59,7 @@ def launch(jobs: Sequence[Job], *, name: str, folder: Path) -> None:
 def check_machine(jobs: Sequence[Job]) -> None:
     """Refuse workers that want GPUs which this machine has not; runs that are complete need none."""
     cluster = jobs[0].pipeline.cluster
-    if cluster.num_workers and not all(_is_complete(job) for job in jobs):
+    if cluster.num_workers and not all(is_complete(job) for job in jobs):
         check_gpus(cluster)
 
 
@@ -85,7 +85,7 @@ def attempt(jobs: Sequence[Job], train: Callable[[Sequence[Job]], None]) -> list
     except StsError as error:
         if len(jobs) == 1:
             return [(jobs[0], error)]
-        return [failed for job in jobs if not _is_complete(job) for failed in attempt([job], train)]
+        return [failed for job in jobs if not is_complete(job) for failed in attempt([job], train)]
     return []
 
 

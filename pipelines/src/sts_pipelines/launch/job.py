@@ -50,7 +50,7 @@ class Job:
         )
 
 
-def _is_complete(job: Job) -> bool:
+def is_complete(job: Job) -> bool:
     """Whether the run in this folder was trained to its end and holds every result that is asked for.
 
     The folder's name is a digest of all that decides the weights, so saved networks are those of this config, unless

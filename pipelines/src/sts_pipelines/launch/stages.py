@@ -35,17 +35,17 @@ class StageTeller(FolderWatcher):
     def _watch(self) -> None:
         while not self._stop.is_set():
             found = [f"{label}: evaluating {text}" for label, f in self.folders.items() if (text := stage_of(f))]
-            self._tell(found[0] if found else "")
+            self._show(found[0] if found else "")
             self._stop.wait(self.every_seconds)
-        self._tell("")
+        self._show("")
 
     def say(self, line: str) -> None:
         """Print a line of its own, after the one that stays on the terminal until its stage is over."""
-        self._tell("")
+        self._show("")
         with self._writing:
             super().say(line)
 
-    def _tell(self, line: str) -> None:
+    def _show(self, line: str) -> None:
         with self._writing:
             now = time.monotonic()
             if line != self._told:

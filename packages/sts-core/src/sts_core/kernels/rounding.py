@@ -11,19 +11,13 @@ from sts_core.kernels.reference import ReferenceKernel
 from sts_core.sharded.blocks import Shard
 
 
-class RoundingKernel:
+class RoundingKernel(ReferenceKernel):
     """Updates in float32, one tensor after the other, then rounds to bfloat16 stochastically.
 
     A weight between two neighbours a < x < b of bfloat16 becomes b with probability (x − a) / (b − a) and a otherwise:
     nothing is lost on average. Weight i of the whole tensor takes the lower (i even) or upper 16 bits of word
     i % 8 // 2 of position i // 8 in the stream "rounding", so that ranks and resumed runs agree.
     """
-
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        self.pairs = list(pairs)
-
-    def supports(self, rule: Rule) -> bool:
-        return True
 
     @torch.no_grad()
     def update(self, rules: Sequence[Rule], skip: Tensor | None = None) -> None:

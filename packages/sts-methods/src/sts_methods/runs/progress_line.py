@@ -101,12 +101,12 @@ class ProgressDisplay:
         if not self._interactive and not last and now - self._shown_at < self.every_seconds:
             return
         self._shown_at = now
-        room = columns_of(self.stream)
+        columns = columns_of(self.stream)
         line = progress_line(
             metrics,
             total_steps=self.total_steps,
             images_per_step=self.images_per_step,
-            width=room and max(room - _BAR - 2, 1),
+            width=columns and max(columns - _BAR - 2, 1),
             usual_rate=harmonic_mean(self._rates) if self._rates else None,
         )
         if self._interactive:

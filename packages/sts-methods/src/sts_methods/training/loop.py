@@ -60,7 +60,7 @@ def fit(
         for step in range(run.step, run.last_step):
             batches = next(run.batches)
             metrics = run.learner.accumulate_gradients(batches)
-            run.settle()
+            run.confirm_step()
             run.learner.update_student(step)
             run.learner.update_teacher(step)
             run.end_step(metrics, batches)

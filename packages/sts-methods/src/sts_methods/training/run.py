@@ -82,7 +82,7 @@ class Run:
             self._resume_from(state)
         self.batches = self.data.steps(self.step)
         self._window, self._num_images, self._num_left_out = MetricWindow(), 0, 0
-        self._unsettled: Mapping[str, Tensor] | None = None
+        self._unconfirmed: Mapping[str, Tensor] | None = None
         self._logged_at = self._saved_at = time.monotonic()
 
     def start(self) -> None:
@@ -107,11 +107,11 @@ class Run:
             self.data.label_split.save(self.runtime.folder / "labels.json")
         verify_ranks(self.learner.named_tensors(), device=self.runtime.device)
 
-    def settle(self) -> None:
+    def confirm_step(self) -> None:
         """Learn whether the last step's update and metrics count; called before the next one changes anything."""
-        if self._unsettled is None:
+        if self._unconfirmed is None:
             return
-        metrics, self._unsettled = self._unsettled, None
+        metrics, self._unconfirmed = self._unconfirmed, None
         outcome = self.guard.outcome()
         if outcome != "applied":
             self.learner.take_back()
@@ -123,7 +123,7 @@ class Run:
     def end_step(self, metrics: Mapping[str, Tensor], batches: Sequence[Batch]) -> None:
         """Count the step; verify, log and save when it is time to."""
         self.guard.watch(self.step, self.learner.skip, metrics["loss"], batches)
-        self.step, self._unsettled = self.step + 1, metrics
+        self.step, self._unconfirmed = self.step + 1, metrics
         self._num_images += sum(round(_num_images(batch) / batch.weight) for batch in batches) * self.runtime.world_size
         last = self.step == self.last_step
         if last or any(map(self._every, self._shared_every)):
@@ -134,7 +134,7 @@ class Run:
         log = bool(seen) or last or self._every(self.config.log_every_steps)
         save = last or self._every(self.config.checkpoint_every_steps) or (log and self._minutes_passed())
         if log or save:
-            self.settle()
+            self.confirm_step()
             self._report(batches, seen, save=save)
         if self._end_step is not None:
             bank = self.learner.bank
