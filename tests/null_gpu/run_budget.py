@@ -1,7 +1,7 @@
 """python -m tests.null_gpu.run_budget METHOD ...: a step of each full-size recipe as rank 0 of 8.
 
-Prints by method the counts by phase of a step that neither logs nor saves, and the lines where another one waited for
-the device.
+Prints by method the counts by phase of a step that neither logs nor saves, the lines where another one waited for the
+device, and the step's peak memory beside the estimate of `sts check`.
 """
 
 import contextlib
@@ -17,7 +17,10 @@ import numpy as np
 from PIL import Image
 
 from sts_core import spatial_temporal_smoothing
-from sts_methods import DataConfig, DinoConfig, OptimizerConfig, TrainingConfig, fit, recipes
+from sts_methods import DataConfig, DinoConfig, OptimizerConfig, TrainingConfig, build_method, fit, recipes
+from sts_pipelines.config.cluster import ClusterConfig
+from sts_pipelines.config.pipeline import PipelineConfig
+from sts_pipelines.diagnostics.fake_step import fake_step
 from tests.null_gpu.ranks import rank_zero_of
 from tests.null_gpu.training import counted_steps, runtime, training_config
 
@@ -62,12 +65,21 @@ class _EnoughError(Exception):
 
 
 def measure(method: str, folder: Path) -> dict[str, Any]:
+    config = recipe(method, folder / "photos")
     with rank_zero_of(WORLD_SIZE), counted_steps(watched=WATCHED, stop=(WATCHED + 1, _EnoughError)) as steps:
         quiet = {"log_every_steps": 1000, "checkpoint_every_steps": None, "checkpoint_every_minutes": None}
         rest = {"epochs": None, "steps": 1000, "verify_ranks_every_steps": None}
         with contextlib.suppress(_EnoughError):
-            fit(replace(recipe(method, folder / "photos"), **quiet, **rest), runtime(folder / method))
-    return {"phases": steps[COUNTED], "waits": steps[WATCHED]["waits"]}
+            fit(replace(config, **quiet, **rest), runtime(folder / method))
+    peak = max(phase["peak_bytes"] for phase in steps[COUNTED].values())
+    return {"phases": steps[COUNTED], "waits": steps[WATCHED]["waits"], "peak": peak, "estimate": estimate(config)}
+
+
+def estimate(config: TrainingConfig) -> int:
+    """The bytes that `sts check` names."""
+    pipeline = PipelineConfig(name="budget", training=config, cluster=ClusterConfig(num_workers=WORLD_SIZE))
+    cost = fake_step(pipeline, build_method(config.method, seed=0))
+    return cost.fixed_bytes + cost.passing_bytes
 
 
 def main() -> None:

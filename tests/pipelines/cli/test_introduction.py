@@ -26,6 +26,8 @@ def test_hours_that_nobody_measured_and_those_of_another_config_are_not_told() -
     text = introduce(resolve(name), CATALOG[name])
     assert "by 8 Ray workers on GPUs" in text
     assert "took about" not in text
+    assert "  takes ~28 / ~88 h by estimate, on A100 / on RTX 2080 Ti" in text.splitlines()
+    assert "takes" not in introduce(resolve(name), None)
     assert "took about" not in introduce(resolve("quickstart", ["--steps", "3"]), None)
 
 

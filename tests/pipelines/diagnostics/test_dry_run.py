@@ -12,15 +12,17 @@ import timm
 import torch
 from PIL import Image
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from sts_core.errors import ConfigError, StsError
-from sts_methods import DinoConfig
+from sts_methods import Batch, DinoConfig, StepResult, build_method
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.cli.main import main
 from sts_pipelines.cli.resolve import resolve
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.diagnostics import dry_run
 from sts_pipelines.diagnostics.dry_run import check_pipeline
+from sts_pipelines.diagnostics.fake_step import batch_of, fake_step, per_worker
 from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launch import placement
@@ -33,7 +35,6 @@ from sts_pipelines.launch.placement import fits
     [
         "byol-digits-sts",
         "byol-imagenet-300ep-deepmind",
-        "byol-imagenet-drift",
         "moco-cifar10-sts",
         "moco-imagenet-200ep-sts",
         "fixmatch-digits-tma",
@@ -60,8 +61,6 @@ def test_numbers_of_the_paper_s_byol_are_right(capsys: pytest.CaptureFixture[str
 
 
 def test_units_are_counted_by_granularity() -> None:
-    from sts_methods import build_method
-
     pipeline = CATALOG["byol-digits-sts"].build()
     teacher = build_method(pipeline.training.method, seed=0).teacher  # type: ignore[union-attr]
     text = check_pipeline(pipeline, placement=False)
@@ -85,7 +84,6 @@ def test_the_bank_of_a_sweep_with_one_student_counts_as_memory(monkeypatch: pyte
 
 
 def test_memory_grows_with_the_bank() -> None:
-    from sts_methods import build_method
     from sts_pipelines.diagnostics.dry_run import _memory
 
     pipeline = CATALOG["byol-digits-sts"].build()
@@ -101,9 +99,12 @@ class LargeVisionTransformers(nn.Module):
         super().__init__()
         with torch.device("meta"):
             self.student, self.teacher = (timm.create_model("vit_large_patch16_224") for _ in range(2))
+        self.teacher.requires_grad_(False)
 
-    def backbone(self, network: str) -> nn.Module:
-        return self.student
+    def forward(self, batch: Batch) -> StepResult:
+        with torch.no_grad():
+            targets = self.teacher(batch.views[1])
+        return StepResult((self.student(batch.views[0]) - targets).square().mean())
 
 
 @pytest.mark.slow
@@ -149,14 +150,16 @@ def test_shared_memory_holds_the_batches_of_all_loaders(
 
 
 class OneConvolution(nn.Module):
-    """A method whose networks have 12 weights, and 4 activations per pixel."""
+    """A method whose networks have 12 weights; the student keeps 4 activations per pixel."""
 
     def __init__(self) -> None:
         super().__init__()
         self.student, self.teacher = nn.Conv2d(3, 4, 1, bias=False), nn.Conv2d(3, 4, 1, bias=False)
+        self.teacher.requires_grad_(False)
 
-    def backbone(self, network: str) -> nn.Module:
-        return self.student
+    def forward(self, batch: Batch) -> StepResult:
+        kept = [self.student(view) for view in batch.views]
+        return StepResult(torch.stack([view.square().mean() for view in kept]).sum())
 
 
 @pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 1), ("lars", 1), ("adamw", 2)])
@@ -174,9 +177,24 @@ def test_memory_counts_every_moment_and_every_crop(
         precision="float32",
     )
     (text,) = dry_run._memory(replace(pipeline, training=training), OneConvolution(), bank=0)
-    fixed = 4 * (12 + 12 + moments * 12 + 12)  # weights, gradients, moments and the teacher
-    activations = 4 * 32 * 4 * (2 * 224 * 224 + 8 * 96 * 96)  # of the 32 images of each of 8 workers
-    assert f"({fixed} B weights and optimizer, {activations} B activations of 320 views)" in text
+    fixed = 512 * (1 + 1 + moments + 1)  # a block each for weights, gradients, moments and the teacher
+    assert f"({fixed} B weights and optimizer, " in text
+    view = 4 * 32 * 224 * 224  # of a number per pixel; 32 images for each of 8 workers
+    kept = (3 + 4) * (2 * view + 8 * 4 * 32 * 96 * 96)
+    found = int(re.findall(r"optimizer, (\d+) B activations", text)[0])
+    assert kept <= found <= kept + 5 * 4 * view, "beside them, what a view's backward pass needs for a moment"
+
+
+def test_a_fake_step_multiplies_as_much_as_a_real_one() -> None:
+    pipeline = resolve("fixmatch-digits-tma")
+    assert isinstance(pipeline, PipelineConfig)
+    method = build_method(pipeline.training.method, seed=0)
+    before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
+    found = fake_step(pipeline, method)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in method.state_dict().items())
+    with FlopCounterMode(display=False) as real:
+        method(batch_of(pipeline, per_worker(pipeline), ratio=4, make=torch.randn)).loss.backward()
+    assert found.flops == real.get_total_flops() > 0
 
 
 def test_an_evaluation_that_could_not_follow_is_told_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sts_pipelines.catalog.families import EIGHT_GPUS, TWO_CORES, imagenet_rows, in_small
+from sts_pipelines.catalog.hours import BYOL_200_EPOCHS, estimate_in_words, estimated
 from sts_pipelines.catalog.registry import named
 
 if TYPE_CHECKING:
@@ -19,17 +20,23 @@ imagenet_rows(
     "byol",
     "BYOL",
     IMAGENET,
-    hours="?",
+    hours=estimated(BYOL_200_EPOCHS, gpus=8),
     hardware=f"{EIGHT_GPUS} (paper: 8 RTX 2080)",
-    about="Time: not measured. Expect {expected}.",
+    about=f"Time: {estimate_in_words(BYOL_200_EPOCHS, gpus=8)}, not measured. Expect {{expected}}.",
 )
 
 
-def _long(epochs: int) -> None:
+def _long(epochs: int, millions: float) -> None:
     name = f"byol-imagenet-{epochs}ep-sts"
     number = ("state-of-the-art", f"Ours (BYOL + STS) {epochs}", "top-1")
 
-    @named(name, paper=f"state of the art: {epochs} epochs", hardware=EIGHT_GPUS, hours="?", published=number)
+    @named(
+        name,
+        paper=f"state of the art: {epochs} epochs",
+        hardware=EIGHT_GPUS,
+        hours=estimated(millions, gpus=8),
+        published=number,
+    )
     def build() -> "PipelineConfig":
         from sts_pipelines.catalog.configs import byol_imagenet
 
@@ -39,19 +46,19 @@ def _long(epochs: int) -> None:
 
     sts run {name} --data.root /data/imagenet
 
-    Hardware: {EIGHT_GPUS}. Time: not measured. Expect {{expected}}.
+    Hardware: {EIGHT_GPUS}. Time: {estimate_in_words(millions, gpus=8)}, not measured. Expect {{expected}}.
     """
 
 
-for _epochs in (300, 1000):
-    _long(_epochs)
+for _epochs, _millions in {300: 1088.7, 1000: 3469.9}.items():
+    _long(_epochs, _millions)
 
 
 @named(
     "byol-imagenet-200ep-sts-lr0.1",
     paper="effect of STS: BYOL, lr as printed",
     hardware=EIGHT_GPUS,
-    hours="?",
+    hours=estimated(BYOL_200_EPOCHS, gpus=8),
     published=("effect-of-sts", "BYOL STS", "top-1"),
 )
 def byol_imagenet_lr() -> "PipelineConfig":
@@ -72,7 +79,7 @@ def byol_imagenet_lr() -> "PipelineConfig":
     "byol-imagenet-300ep-deepmind",
     paper="state of the art: BYOL row",
     hardware=EIGHT_GPUS,
-    hours="?",
+    hours=estimated(1086.3, gpus=8),
     published=("state-of-the-art", "BYOL 300", "top-1"),
 )
 def byol_imagenet_deepmind() -> "PipelineConfig":
@@ -91,7 +98,7 @@ def byol_imagenet_deepmind() -> "PipelineConfig":
     return byol_imagenet("byol-imagenet-300ep-deepmind", epochs=300, m=0.99, p=0.0, variant="deepmind")
 
 
-@named("byol-imagenet-drift", paper="smoothing figure", hardware=EIGHT_GPUS, hours="?")
+@named("byol-imagenet-drift", paper="smoothing figure", hardware=EIGHT_GPUS, hours=estimated(411.4, gpus=8))
 def byol_imagenet_drift() -> "ComparisonConfig":
     """How far the teacher moves from epoch to epoch, in weights and outputs, with none, TMA .999 and SE .999.
 

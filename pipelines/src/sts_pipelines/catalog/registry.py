@@ -22,7 +22,7 @@ class Entry:
     hardware: str
     """What it was written for."""
     hours: str
-    """Hours on that hardware; a question mark where nobody measured them."""
+    """Hours on that hardware, or an estimate marked as such (hours.py); a question mark where there can be none."""
     verb: Literal["run", "sweep"]
     """The verb that runs it."""
     build: "Callable[[], AnyPipeline]"

@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from sts_pipelines.catalog.families import EIGHT_GPUS, TWO_CORES
+from sts_pipelines.catalog.fixmatch import LABELS, WORK
+from sts_pipelines.catalog.hours import BYOL_200_EPOCHS, estimated
 from sts_pipelines.catalog.registry import named, note_on_se
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ def _p_by_m(dataset: Literal["imagenet", "digits", "cifar10"], hardware: str, ho
 
     sts sweep {name}{_root(dataset)}
 
-    Hardware: {hardware}. Hours: {hours}. Expect the best p to fall as m rises (paper): the ridge follows one m_eff.
+    Hardware: {hardware}. Hours: {hours.removesuffix(".")}.
+    Expect the best p to fall as m rises (paper): the ridge follows one m_eff.
     """
 
 
@@ -67,7 +70,8 @@ def _granularity(dataset: Literal["imagenet", "digits", "cifar10"], hardware: st
 
     sts sweep {name}{_root(dataset)}
 
-    Hardware: {hardware}. Hours: {hours}. Expect on ImageNet SE 67.8 / 70.8 / 71.6, STS 72.7 / 72.8 / 72.8 (paper); the
+    Hardware: {hardware}. Hours: {hours.removesuffix(".")}.
+    Expect on ImageNet SE 67.8 / 70.8 / 71.6, STS 72.7 / 72.8 / 72.8 (paper); the
     paper's neuron-wise masks cost 1.8 times the time of TMA, ours are meant to cost nothing.{se}
     """
 
@@ -91,7 +95,8 @@ def _fixmatch(dataset: Literal["cifar10", "cifar100", "digits"], labels: int, ha
     sts sweep {name}{_root(dataset)}
 
     The student labels itself, so the teacher never influences training and one student serves every teacher.
-    Hardware: {hardware}. Hours: {hours}. Expect differences within the spread of seeds: the paper's +6.6 at 20 labels
+    Hardware: {hardware}. Hours: {hours.removesuffix(".")}.
+    Expect differences within the spread of seeds: the paper's +6.6 at 20 labels
     cannot come from smoothing a teacher that does not teach.
     """
 
@@ -100,14 +105,14 @@ def _root(dataset: str) -> str:
     return {"imagenet": " --data.root /data/imagenet", "digits": ""}.get(dataset, " --data.root data")
 
 
-_p_by_m("imagenet", EIGHT_GPUS, "?")
+_p_by_m("imagenet", EIGHT_GPUS, estimated(32 * BYOL_200_EPOCHS, gpus=8))
 _p_by_m("digits", TWO_CORES, "0.3")
 _p_by_m("cifar10", TWO_CORES, "8")
-_granularity("imagenet", EIGHT_GPUS, "?")
+_granularity("imagenet", EIGHT_GPUS, estimated(7 * BYOL_200_EPOCHS, gpus=8))
 _granularity("digits", TWO_CORES, "0.1")
 _granularity("cifar10", TWO_CORES, "2")
-for _labels in (20, 40, 250, 4000):
-    _fixmatch("cifar10", _labels, "1 GPU", "?")
-for _labels in (200, 400, 2500, 10000):
-    _fixmatch("cifar100", _labels, "4 GPUs", "?")
+for _dataset, _counts in LABELS.items():
+    _millions, _gpus = WORK[_dataset]
+    for _labels in _counts:
+        _fixmatch(_dataset, _labels, f"{_gpus} GPU{'s' * (_gpus > 1)}", estimated(_millions, gpus=_gpus))
 _fixmatch("digits", 40, TWO_CORES, "0.05")

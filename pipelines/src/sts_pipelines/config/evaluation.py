@@ -94,3 +94,12 @@ class EvaluationConfig:
         own = {name: self.own.get(name) or section() for name, section in own_sections().items()}
         object.__setattr__(self, "own", own)
         require(self.voc_trials >= 1, f"voc_trials must be at least 1, got {self.voc_trials}", "voc_trials")
+
+    def images_shown(self, num_train: int) -> int:
+        """How many images the networks see after training in all, of linear and k-NN: those of testing are left out."""
+        epochs = 0
+        if "linear" in self.after_training and self.linear.augment:
+            epochs += self.linear.epochs
+        if "knn" in self.after_training or ("linear" in self.after_training and not self.linear.augment):
+            epochs += 1  # features are kept
+        return epochs * num_train * len(self.networks)

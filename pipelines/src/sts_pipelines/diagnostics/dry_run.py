@@ -3,19 +3,20 @@
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from sts_core import Smoother
 from sts_methods import Batch, build_method, build_optimizer, dataset_record, method_record, warn_of_statistics
 from sts_pipelines.config.kinds import AnyPipeline, base_of
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.sweep import SweepConfig
+from sts_pipelines.diagnostics.fake_step import batch_of, fake_step, per_worker, view_sizes
 from sts_pipelines.diagnostics.preflight import check_data, check_evaluations, initial_weights
+from sts_pipelines.diagnostics.work import estimate_of
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launch.placement import fits
 from sts_pipelines.sweep.trials import trials_of
@@ -53,6 +54,8 @@ def check_pipeline(config: AnyPipeline, *, placement: bool) -> str:
     lines += [*_shared_memory(pipeline), *_one_step(pipeline, method)]
     if trials:
         lines.append(f"sweep: {len(trials)} trials")
+    if (estimate := estimate_of(config)) is not None:
+        lines.append(f"hours, estimated: {estimate}")
     if placement:
         lines.append(_placement(pipeline))
     return "\n".join([f"{pipeline.name}", *lines, "check passed"])
@@ -86,12 +89,12 @@ def _units(method: Any) -> list[str]:
 
 def _schedule(pipeline: PipelineConfig) -> list[str]:
     training, workers = pipeline.training, max(1, pipeline.cluster.num_workers)
-    per_worker = math.ceil(training.global_batch_size / workers / training.accumulation)
+    images_each = per_worker(pipeline)
     semi = training.data.with_labels
-    extra = f" labelled and {per_worker * training.data.unlabelled_ratio} unlabelled" if semi else ""
+    extra = f" labelled and {images_each * training.data.unlabelled_ratio} unlabelled" if semi else ""
     lines = [
         f"batch: {training.global_batch_size} = {workers} workers x {training.accumulation} micro-batches "
-        f"x {'at most ' if training.global_batch_size % (workers * training.accumulation) else ''}{per_worker}{extra} "
+        f"x {'at most ' if training.global_batch_size % (workers * training.accumulation) else ''}{images_each}{extra} "
         "images"
     ]
     images = dataset_record(training.data.dataset).num_images
@@ -104,28 +107,14 @@ def _schedule(pipeline: PipelineConfig) -> list[str]:
 
 
 def _memory(pipeline: PipelineConfig, method: Any, *, bank: int) -> list[str]:
-    """Weights, gradients, moments and teachers in float32, and activations that grow with the views per worker.
-
-    The teachers of a bank are spread over the workers.
-    """
-    training, workers = pipeline.training, max(1, pipeline.cluster.num_workers)
-    student = sum(p.numel() for p in method.student.parameters())
+    """What a step would hold on a GPU, without cuDNN's workspace; the workers share the teachers of a bank."""
+    cost, workers = fake_step(pipeline, method), max(1, pipeline.cluster.num_workers)
     held = math.ceil(bank / workers)
-    teachers = sum(p.numel() for p in method.teacher.parameters()) * (1 + held)
-    buffers = sum(b.numel() for b in method.buffers())
-    moments = 2 if training.optimizer.name == "adamw" else 1
-    fixed = 4 * ((2 + moments) * student + teachers + buffers)
-    per_worker = math.ceil(training.global_batch_size / workers / training.accumulation)
-    sizes = _view_sizes(pipeline)
-    if training.data.num_labels:
-        sizes = [training.data.image_size, *sizes * training.data.unlabelled_ratio]
-    width = 2 if training.precision != "float32" else 4
-    backbone = method.backbone("student")
-    activations = width * per_worker * sum(sizes.count(size) * _activations(backbone, size) for size in set(sizes))
+    fixed = cost.fixed_bytes + 4 * held * sum(p.numel() for p in method.teacher.parameters())
     bank_part = f", {held} of the bank's {bank} teachers" if bank else ""
     return [
-        f"memory per worker, estimated: {_gib(fixed + activations)} ({_gib(fixed)} weights{bank_part} and optimizer, "
-        f"{_gib(activations)} activations of {per_worker * len(sizes)} views)"
+        f"memory per worker, estimated: {_gib(fixed + cost.passing_bytes)} ({_gib(fixed)} weights{bank_part} and "
+        f"optimizer, {_gib(cost.passing_bytes)} activations)"
     ]
 
 
@@ -133,7 +122,7 @@ def _shared_memory(pipeline: PipelineConfig) -> list[str]:
     """What the batches of all loader processes take of /dev/shm, if all workers are on one machine."""
     training = pipeline.training
     ratio = training.data.unlabelled_ratio if training.data.with_labels else 1
-    pixels = ratio * sum(size * size for size in _view_sizes(pipeline))
+    pixels = ratio * sum(size * size for size in view_sizes(pipeline))
     batches = BATCHES_PER_PROCESS * training.data.num_workers
     needed = 3 * pixels * batches * training.global_batch_size // training.accumulation
     if not needed or not SHARED_MEMORY.exists():
@@ -141,31 +130,6 @@ def _shared_memory(pipeline: PipelineConfig) -> list[str]:
     free = shutil.disk_usage(SHARED_MEMORY).free
     remedy = f": a container needs --shm-size={math.ceil(needed / 2**30) + 1}g" if free < needed else ""
     return [f"shared memory of all loaders: {_gib(needed)}, {_gib(free)} are free here{remedy}"]
-
-
-def _view_sizes(pipeline: PipelineConfig) -> list[int]:
-    """The side of every view of an image: DINO's local crops are smaller."""
-    data = pipeline.training.data
-    return [getattr(view, "size", None) or data.image_size for view in data.make_views()]
-
-
-def _activations(backbone: nn.Module, image_size: int) -> int:
-    """Numbers that the backward pass keeps per image: the outputs of all leaf modules."""
-    total = 0
-
-    def count(module: nn.Module, inputs: Any, output: Any) -> None:
-        nonlocal total
-        total += output.numel() if isinstance(output, torch.Tensor) else 0
-
-    leaves = [module for module in backbone.modules() if not list(module.children())]
-    handles = [module.register_forward_hook(count) for module in leaves]
-    training = backbone.training
-    with torch.no_grad():
-        backbone.eval()(torch.zeros(1, 3, image_size, image_size, device=next(backbone.parameters()).device))
-    backbone.train(training)
-    for handle in handles:
-        handle.remove()
-    return total
 
 
 def _gib(num_bytes: float) -> str:
@@ -178,7 +142,7 @@ def _one_step(pipeline: PipelineConfig, method: Any) -> list[str]:
     training = pipeline.training
     optimizer = build_optimizer(method, training.optimizer)
     smoother = Smoother(student=method.student, teacher=method.teacher, config=training.smoothing, seed=training.seed)
-    batch = next(_fake_batches(pipeline))
+    batch = _noise(pipeline)
     loss = method(batch).loss
     if not loss.isfinite():
         raise UsageError(f"the loss of the first step must be finite, got {loss.item()}: check the method's numbers")
@@ -189,26 +153,14 @@ def _one_step(pipeline: PipelineConfig, method: Any) -> list[str]:
     return [f"one step on {len(batch.indices)} fake images: loss {loss.item():.3f}, {seconds:.1f} s on this CPU"]
 
 
-def _fake_batches(pipeline: PipelineConfig) -> Iterator[Batch]:
-    """Noise of the shape that the data would have: as many views, of the same sizes."""
+def _noise(pipeline: PipelineConfig) -> Batch:
+    """A few images, of the shape that the data would have."""
     training = pipeline.training
-    generator = torch.Generator().manual_seed(training.seed)
     record = method_record(training.method)
     assert record is not None, "build_method knew it"
     count = max(FAKE_BATCH, record.smallest_batch(training.method))
-
-    def noise(side: int) -> torch.Tensor:
-        return torch.randn(count, 3, side, side, generator=generator)
-
-    semi = training.data.with_labels
-    classes = record.num_classes(training.method) or 10
-    yield Batch(
-        views=tuple(noise(side) for side in _view_sizes(pipeline)),
-        indices=torch.arange(count),
-        step=0,
-        labelled=noise(training.data.image_size) if semi else None,
-        labels=torch.randint(classes, (count,), generator=generator) if semi else None,
-    )
+    generator = torch.Generator().manual_seed(training.seed)
+    return batch_of(pipeline, count, ratio=1, make=partial(torch.randn, generator=generator))
 
 
 def _placement(pipeline: PipelineConfig) -> str:

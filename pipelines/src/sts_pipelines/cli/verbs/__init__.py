@@ -3,6 +3,7 @@
 from types import ModuleType
 
 from sts_pipelines.cli.verbs import (
+    bench,
     check,
     completion,
     doctor,
@@ -21,6 +22,7 @@ VERBS: dict[str, ModuleType] = {
     "list": list_,
     "show": show,
     "check": check,
+    "bench": bench,
     "run": run,
     "sweep": sweep,
     "study": study,

@@ -1,6 +1,7 @@
 """sts list: names of all pipelines with their place in the paper, hardware and hours; with --runs the runs on disk.
 
-`hours` are the hours on the hardware named beside them; a question mark says that nobody has measured them yet.
+`hours` are the hours on the hardware named beside them. Where nobody has measured them, `~28 / ~88 h est.` is a model's
+estimate for A100 and RTX 2080 Ti, of all runs of a sweep; a question mark says that it depends on your images.
 """
 
 import argparse
@@ -55,6 +56,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     rows = [{column: str(getattr(entry, column)) for column in (*COLUMNS, "verb")} for entry in entries]
     headings = {column: column.upper() for column in COLUMNS}
     _print(rows, headings, as_json=arguments.json)
+    if not arguments.json and any(row["hours"].endswith("est.") for row in rows):
+        print("est.: on A100 / on RTX 2080 Ti; not measured, and the truth may be twice that")
     return 0
 
 

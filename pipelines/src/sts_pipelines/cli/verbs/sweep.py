@@ -6,6 +6,7 @@ same command to resume a killed sweep: it finishes only what is missing. A singl
 """
 
 import argparse
+import sys
 
 EXAMPLES = """  sts sweep byol-digits-p-by-m
   sts sweep byol-imagenet-p-by-m --data.root /data/imagenet --with-control
@@ -25,6 +26,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.cli.resolve import resolve
     from sts_pipelines.cli.verbs.run import check_and_note
     from sts_pipelines.config.sweep import SweepConfig
+    from sts_pipelines.diagnostics.work import estimate_of, num_runs
     from sts_pipelines.errors import UsageError
     from sts_pipelines.sweep.run import run_sweep, sweep_folder
 
@@ -37,5 +39,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
             "pipeline, say what to vary, as in --sweep.over optimizer.lr=0.03,0.1"
         )
     check_and_note(config, sweep_folder(config))
+    if (estimate := estimate_of(config)) is not None:
+        print(f"{num_runs(config)} runs in all: {estimate}, by estimate", file=sys.stderr, flush=True)
     run_sweep(config)
     return 0
