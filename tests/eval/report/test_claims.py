@@ -40,7 +40,7 @@ def test_a_report_says_how_the_penalty_was_chosen(make_run: MakeRun, selected_on
     assert ("chosen on" in text) == (said is not None)
     assert "| protocol |" not in text  # which is the same in all rows
     if said is not None:
-        assert f"In percent. L-BFGS, {said}." in text
+        assert f"In percent: L-BFGS, {said}." in text
 
 
 def test_a_report_shows_networks_that_are_neither_teacher_nor_student(make_run: MakeRun) -> None:

@@ -72,3 +72,10 @@ def test_a_folder_without_runs_and_a_missing_one_are_refused(tmp_path: Path) -> 
         read_runs([tmp_path / "nothing"])
     with pytest.raises(StateError, match="at least one run"):
         read_runs([])
+
+
+def test_the_seeds_of_a_setting_stand_side_by_side_in_their_order(make_run: MakeRun) -> None:
+    names = {"tma-9f": (0.0, 1), "sts-0c": (0.7, 0), "tma-1a": (0.0, 0)}
+    folders = [make_run(name, m=0.99, p=p, seed=seed, metrics=False) for name, (p, seed) in names.items()]
+    table = table_of(build_report(read_runs(folders)), "runs")
+    assert [row[0] for row in rows_of(table)] == ["tma-1a", "tma-9f", "sts-0c"]

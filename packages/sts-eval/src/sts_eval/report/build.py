@@ -26,12 +26,13 @@ from sts_eval.report.sections.tables import (
     overview_section,
     results_section,
 )
-from sts_eval.report.settings import ONE_SEED, Setting, settings_of
+from sts_eval.report.settings import ONE_SEED, Setting, by_setting, settings_of
 from sts_eval.runs.training import Describe
 
 
 def build_report(runs: Sequence[Run], *, against_paper: bool = True) -> Report:
     """The report as values, not yet Markdown or HTML."""
+    runs = by_setting(runs)
     sections: list[Section | None] = [
         overview_section(runs),
         paper_section(runs) if against_paper else None,

@@ -41,16 +41,24 @@ def settings_of(runs: Sequence[Run], measure: Measure) -> list[Setting]:
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         if measure.of(run) is not None:
-            groups.setdefault(key_of(run) if run.training else (run.name,), []).append(run)
+            groups.setdefault(key_of(run), []).append(run)
     return [
         Setting(group[0], {run.seed_key: value for run in group if (value := measure.of(run)) is not None})
         for group in groups.values()
     ]
 
 
+def by_setting(runs: Sequence[Run]) -> list[Run]:
+    """The runs with those of one setting side by side, in the order of their seeds."""
+    keys = list(dict.fromkeys(map(key_of, runs)))
+    return sorted(runs, key=lambda run: (keys.index(key_of(run)), run.seed or 0))
+
+
 def key_of(run: Run) -> tuple[Any, ...]:
     """What the seeds of one setting share: the recipe, p, m, and the granularity where p makes it matter."""
     smoothing = run.smoothing
+    if not run.training:
+        return (run.name,)
     if smoothing is None:
         return (run.recipe,)
     p, m = round(smoothing.preserve_probability, 9), round(smoothing.momentum, 9)

@@ -94,7 +94,8 @@ def _results_table(evaluation: Evaluation, found: Sequence[tuple[Run, Mapping[st
     header = [*names, *(column for _, column in keys)]
     groups = [("", len(names)), *((network, len(columns)) for network in networks)]
     units = ", ".join(dict.fromkeys(metric.unit for metric in evaluation.metrics if metric.unit))
-    note = " ".join(f"{sentence(text)}." for text in (f"in {units}" if units else "", shared) if text)
+    known = ": ".join(text for text in (f"in {units}" if units else "", shared) if text)
+    note = f"{sentence(known)}." if known else ""
     return Table(header, rows, evaluation.title, note, frozenset(range(len(names), len(header))), groups)
 
 
