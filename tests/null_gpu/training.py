@@ -31,7 +31,7 @@ Step = dict[str, dict[str, Any]]
 Phase = Callable[[str], AbstractContextManager[None]]
 _PHASES = {
     "gradients": (Learner, "accumulate_gradients"),
-    "guard": (run.Run, "settle"),
+    "guard": (run.Run, "confirm_step"),
     "student": (Learner, "update_student"),
     "teacher": (Learner, "update_teacher"),
     "end": (run.Run, "end_step"),
