@@ -22,6 +22,7 @@ from sts_pipelines.config.sections import paths
 from sts_pipelines.config.yaml_text import read_yaml, write_yaml
 
 CASES = int(os.environ.get("STS_FUZZ_CASES", "100"))
+pytestmark = pytest.mark.timeout(600 if CASES <= 100 else 0)
 DEEP = "[" * 2000
 RUN = (
     *("run", "byol-digits-sts", "--steps", "2", "--checkpoint-every-steps", "1", "--log-every-steps", "1"),

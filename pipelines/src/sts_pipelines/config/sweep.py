@@ -29,10 +29,11 @@ class GridConfig:
     """Further fields with their values, for every cell: --sweep.over optimizer.lr=0.03,0.1, once for each field."""
     seeds: tuple[int, ...] = ()
     """Seeds with which everything is trained, for means with intervals; without them the pipeline's own."""
-    search: Literal["grid", "random", "asha"] = "grid"
-    """Every cell, or random samples, to the end; or many samples of which ASHA stops the worse half early."""
+    search: Literal["grid", "random", "asha", "optuna"] = "grid"
+    """Every cell, or random samples, to the end; many samples of which ASHA stops the worse half early; or samples that
+    Optuna chooses by what the ones before have reached."""
     num_samples: int = 32
-    """Samples of a random or ASHA search; a grid has as many trials as cells."""
+    """Samples of a search, each with all seeds; a grid has as many trials as cells."""
     coordinates: Literal["m-p", "m_eff-p"] = "m-p"
     """A search draws (m, p), or p and m_eff = 1 - (1-p)(1-m) and solves for m."""
     with_control: bool = False

@@ -5,10 +5,12 @@ these folders, never from Tune's memory: a killed sweep is resumed by giving the
 results are run. That also lets a grid be extended, and does without restoring Tune's schedulers, which forget.
 """
 
+import contextlib
 import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,26 +42,17 @@ from sts_pipelines.sweep.outcomes import (
     write_outcomes,
 )
 from sts_pipelines.sweep.progress import TrialWatcher
-from sts_pipelines.sweep.trials import Trial, trials_of
+from sts_pipelines.sweep.trials import Trial, controls, distinct, trials_of
 
 
 def run_sweep(config: SweepConfig) -> list[Outcome]:
     """Run what is missing, then write table, CSV and report; fails at the end if a trial failed."""
     folder = sweep_folder(config)
-    trials = trials_of(config)
-    if config.sweep.one_student:
-        from sts_pipelines.sweep.one_student import train_one_student
-
-        train_one_student(config, trials, folder)
+    if config.sweep.search == "optuna":
+        trials = _search(config, folder)
     else:
-        searching = config.sweep.search != "grid"
-        missing = [c for c in trials if not is_finished(folder / c.name, config.pipeline, searching=searching)]
-        print(f"{len(trials)} trials, {len(trials) - len(missing)} finished before: {folder}", flush=True)
-        with TrialWatcher(folder, missing, metric=config.sweep.metric):
-            if missing and config.pipeline.cluster.num_workers == 0:
-                _one_after_the_other(config, missing, folder)
-            elif missing:
-                _tune(config, missing, folder)
+        trials = trials_of(config)
+        _train(config, trials, folder)
     for trial in trials:
         if (folder / trial.name / "results.json").is_file():
             prefer_asked(folder / trial.name, config.pipeline)
@@ -70,6 +63,42 @@ def run_sweep(config: SweepConfig) -> list[Outcome]:
         names = ", ".join(f"{outcome.trial.name} ({outcome.error})" for outcome in failed[:3])
         raise RunError(f"{len(failed)} of {len(found)} trials failed: {names}; the same command tries them again")
     return found
+
+
+def _train(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
+    """Run those of the trials that are missing."""
+    if config.sweep.one_student:
+        from sts_pipelines.sweep.one_student import train_one_student
+
+        train_one_student(config, trials, folder)
+        return
+    searching = config.sweep.search != "grid"
+    missing = [trial for trial in trials if not is_finished(folder / trial.name, config.pipeline, searching=searching)]
+    print(f"{len(trials)} trials, {len(trials) - len(missing)} finished before: {folder}", flush=True)
+    with TrialWatcher(folder, missing, metric=config.sweep.metric):
+        if missing and config.pipeline.cluster.num_workers == 0:
+            _one_after_the_other(config, missing, folder)
+        elif missing:
+            _tune(config, missing, folder)
+
+
+def _search(config: SweepConfig, folder: Path) -> list[Trial]:
+    """Run what a killed search has left, then round after round of new points; all trials in the end."""
+    from sts_pipelines.sweep.search import Search
+
+    search, cluster = Search(config, folder), config.pipeline.cluster
+    with _cluster_of(config) if cluster.num_workers else contextlib.nullcontext():
+        at_a_time = config.sweep.max_concurrent or (
+            num_trials_at_a_time(local_resources(), cluster) if cluster.num_workers else 1
+        )
+        if new := search.trials():
+            _train(config, new, folder)
+        while new := search.more(at_a_time):
+            _train(config, new, folder)
+        if config.sweep.with_control:
+            _train(config, added := list(controls(search.trials())), folder)
+            return distinct([*search.trials(), *added])
+    return search.trials()
 
 
 def sweep_folder(config: SweepConfig) -> Path:
@@ -115,9 +144,7 @@ def _tune(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
     jobs = {trial.name: job_of(trial, config.pipeline, folder).to_plain() for trial in trials}
     groups = _groups(list(jobs), grid.cells_per_trial if grid.search != "asha" else 1)
     concurrent = grid.max_concurrent or num_trials_at_a_time(local_resources(), cluster)
-    num_cpus = concurrent * (cluster.num_workers * cluster.cpus_per_worker + TRIAL_CPUS)
-    connected = ray_cluster(cluster, num_cpus=num_cpus, dashboard=True)
-    with answered_in([folder / trial.name for trial in trials]), connected:
+    with answered_in([folder / trial.name for trial in trials]), _cluster_of(config):
         import ray
         from ray import tune
 
@@ -154,6 +181,14 @@ def _tune(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
                 tuner.fit()
         except (ray.exceptions.RayError, RuntimeError) as error:  # trials that fail do not raise: Ray itself has gone
             raise RunError(f"Ray stopped the sweep ({first_line(error)}): rerun the same command to resume") from error
+
+
+def _cluster_of(config: SweepConfig) -> AbstractContextManager[None]:
+    """A connection to the cluster that the trials run on."""
+    cluster = config.pipeline.cluster
+    concurrent = config.sweep.max_concurrent or num_trials_at_a_time(local_resources(), cluster)
+    num_cpus = concurrent * (cluster.num_workers * cluster.cpus_per_worker + TRIAL_CPUS)
+    return ray_cluster(cluster, num_cpus=num_cpus, dashboard=True)
 
 
 def _groups(names: Sequence[str], size: int) -> list[list[str]]:

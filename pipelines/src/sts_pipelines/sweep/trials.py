@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,17 +87,23 @@ def trials_of(config: SweepConfig) -> list[Trial]:
     """
     grid = config.sweep
     points = _grid_points(grid) if grid.search == "grid" else _samples(grid, seed=config.pipeline.training.seed)
-    trials: dict[str, Trial] = {}
-    for m, p, granularity, settings in points:
-        base = with_settings(config.pipeline, settings).training.smoothing
-        teacher = replace(base, momentum=m, preserve_probability=p, granularity=granularity)
-        for seed in grid.seeds or (None,):
-            trial = Trial(smoothing=teacher, settings=settings, seed=seed)
-            trials.setdefault(trial.name, trial)
-    if grid.with_control:
-        for control in _controls(list(trials.values())):
-            trials.setdefault(control.name, control)
-    return list(trials.values())
+    found = [trial for point in points for trial in trials_at(config, *point)]
+    return distinct([*found, *(controls(found) if grid.with_control else ())])
+
+
+def trials_at(config: SweepConfig, m: float, p: float, granularity: Any, settings: Settings) -> list[Trial]:
+    """The trials of one point: one for each seed."""
+    base = with_settings(config.pipeline, settings).training.smoothing
+    teacher = replace(base, momentum=m, preserve_probability=p, granularity=granularity)
+    return [Trial(smoothing=teacher, settings=settings, seed=seed) for seed in config.sweep.seeds or (None,)]
+
+
+def distinct(trials: Iterable[Trial]) -> list[Trial]:
+    """The first trial of each name."""
+    named: dict[str, Trial] = {}
+    for trial in trials:
+        named.setdefault(trial.name, trial)
+    return list(named.values())
 
 
 def _grid_points(grid: GridConfig) -> list[tuple[float, float, Any, Settings]]:
@@ -117,7 +123,7 @@ def _points(grid: GridConfig) -> list[tuple[float, float]]:
     return [(m, p) for m in momenta for p in probabilities]
 
 
-def _controls(trials: list[Trial]) -> Iterator[Trial]:
+def controls(trials: Iterable[Trial]) -> Iterator[Trial]:
     """TMA(m_eff) for every trial that has a spatial part."""
     for trial in trials:
         if trial.smoothing.preserve_probability > 0:
@@ -132,18 +138,23 @@ def _samples(grid: GridConfig, *, seed: int) -> list[tuple[float, float, Any, Se
     over:     one of each field's values; an m or p that is given there is not drawn
     """
     generator = np.random.default_rng(seed)
-    points = [_point(grid, first, second) for first, second in generator.random((grid.num_samples, 2))]
     fixed = {name: values for name, values in grid.over.items() if name in AXES}
     others = {name: values for name, values in grid.over.items() if name not in AXES}
-    granularities = fixed.pop("smoothing.granularity", grid.granularities)
+    granularities = fixed.pop(AXES[2], grid.granularities)
     drawn = np.random.default_rng((seed, 1))  # another stream: the points stay those of a sweep without further fields
     samples: list[tuple[float, float, Any, Settings]] = []
-    for m, p in points:
+    for first, second in generator.random((grid.num_samples, 2)):
         chosen = {name: values[drawn.integers(len(values))] for name, values in (fixed | others).items()}
-        m = float(chosen.pop("smoothing.momentum", m))
-        p = float(chosen.pop("smoothing.preserve_probability", p))
-        samples.extend((m, p, granularity, chosen) for granularity in granularities)
+        samples.extend(point_of(grid, first, second, chosen | {AXES[2]: g}) for g in granularities)
     return samples
+
+
+def point_of(grid: GridConfig, first: float, second: float, chosen: Settings) -> tuple[float, float, Any, Settings]:
+    """m, p, granularity and further settings of two numbers in [0, 1] and the `chosen` values of fields by name."""
+    rest = dict(chosen)
+    m, p = _point(grid, first, second)
+    m, p = float(rest.pop(AXES[0], m)), float(rest.pop(AXES[1], p))
+    return m, p, rest.pop(AXES[2]), rest
 
 
 def _point(grid: GridConfig, first: float, second: float) -> tuple[float, float]:

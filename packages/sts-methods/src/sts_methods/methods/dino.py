@@ -158,7 +158,7 @@ class Dino(StudentTeacherMethod):
         """The teacher's centred and sharpened probabilities; the centre moves on afterwards."""
         scores = self.teacher.prototypes(embeddings)
         targets: Tensor = ((scores - self.center) / teacher_temperature(batch.step, self.config)).softmax(dim=1)
-        mean = sum_over_ranks(scores.mean(dim=0) * batch.weight) / world_size()
+        mean = sum_over_ranks(scores.mean(dim=0) * (batch.weight / world_size()))
         self.center.lerp_(mean, 1.0 - self.config.center_momentum)
         return targets
 
