@@ -33,7 +33,8 @@ def run(arguments, overrides):
     {body}
 
 ready, seconds = sys.argv.pop(), float(sys.argv.pop())
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores SIGINT
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores SIGINT,
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and what nohup starts SIGHUP
 list_.run = run
 {before}
 command.end_promptly = functools.partial(interrupts.end_promptly, seconds)
