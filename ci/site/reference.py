@@ -83,7 +83,7 @@ def _pipelines() -> Iterator[str]:
     """What `sts list` prints, and the description of every pipeline."""
     from sts_pipelines.catalog import CATALOG
 
-    yield "# Reference: pipelines by name\n\n`sts list`; a question mark says that nobody has measured the hours.\n"
+    yield "# Reference: pipelines by name\n\nWhat `sts list` prints; est.: by a model, on A100 / RTX 2080 Ti.\n"
     yield "| name | paper | hardware | hours |\n|---|---|---|---|"
     for name, entry in CATALOG.items():
         yield f"| [{name}](#{name}) | {entry.paper} | {entry.hardware} | {entry.hours} |"
