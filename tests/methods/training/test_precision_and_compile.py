@@ -1,9 +1,12 @@
 """A step of every method in reduced precision, and of compiled networks."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from sts_methods import LocalRuntime
 from sts_methods.training.learner import Learner
 from tests.methods.training import rank_cases as cases
 from tests.methods.training import tiny_training as tiny
@@ -31,6 +34,28 @@ def test_a_step_in_reduced_precision_has_nearly_the_loss_of_float32_and_keeps_fl
     tensors = reduced.method.state_dict().values()
     assert {tensor.dtype for tensor in tensors} == {torch.float32, torch.int64}
     assert all(tensor.isfinite().all() for tensor in tensors)
+
+
+def switches() -> tuple[bool, bool, bool]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (False, True, False)),  # torch's own
+        ({"tf32": False}, (False, False, False)),
+        ({"cudnn_benchmark": True}, (True, True, False)),
+    ],
+)
+def test_a_run_says_what_float32_means_to_a_gpu_and_leaves_no_trace(
+    changes: dict[str, bool], expected: tuple[bool, bool, bool], tmp_path: Path
+) -> None:
+    before, seen = switches(), list[tuple[bool, bool, bool]]()
+    runtime = LocalRuntime(tmp_path, progress=False, on_step=lambda step: seen.append(switches()))
+    tiny.tiny_fit(tiny.tiny_config(steps=1, **changes), runtime)
+    assert (seen, switches()) == ([expected], before)
 
 
 @pytest.mark.slow

@@ -50,6 +50,11 @@ class TrainingConfig:
     """Micro-batches per optimizer step; the teacher moves once per optimizer step."""
     precision: Precision = "float32"
     """Arithmetic of the forward pass under autocast; weights and teacher stay float32."""
+    tf32: bool = added(True)
+    """Convolutions of float32 in TF32 on GPUs that have it (from Ampere on), as torch does unless told otherwise; False
+    has no TF32 anywhere: float32 as on the paper's GPUs."""
+    cudnn_benchmark: bool = added(False)
+    """Let cuDNN try its algorithms and keep the fastest; otherwise it takes the same ones after every start."""
     channels_last: bool = free(True)
     """Memory order of images and convolutions; 1.1 to 1.3 times faster on CPUs."""
     compile: bool = free(False)

@@ -13,6 +13,7 @@ from sts_methods.methods.base import StudentTeacherMethod
 from sts_methods.runs.runtime import Runtime
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.observation import Observation
+from sts_methods.training.precision import gpu_arithmetic
 from sts_methods.training.run import Run
 
 Phase = Literal["input", "student", "teacher", "end of step"]
@@ -60,8 +61,12 @@ def fit(
     >>> result.step, (result.folder / "teacher.safetensors").is_file()
     (2, True)
     """
-    run = Run(config, runtime, method=method, data=data, observation=observation)
-    ended = ended or _nothing
+    with gpu_arithmetic(tf32=config.tf32, cudnn_benchmark=config.cudnn_benchmark):
+        run = Run(config, runtime, method=method, data=data, observation=observation)
+        return _fit(run, ended or _nothing)
+
+
+def _fit(run: Run, ended: Callable[[Phase], None]) -> TrainingResult:
     try:
         run.start()
         for step in range(run.step, run.last_step):
@@ -82,7 +87,7 @@ def fit(
         method=run.learner.method,
         step=run.step,
         metrics=run.metrics,
-        folder=runtime.folder,
+        folder=run.runtime.folder,
         bank=run.learner.bank.teachers if run.learner.bank is not None else {},
     )
 

@@ -1,6 +1,8 @@
 """Reduced precision where the hardware has it: bfloat16 on a CPU without it is up to 25 times slower than float32."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -41,3 +43,20 @@ def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | 
         warnings.warn("this GPU has no bfloat16 arithmetic: training in float16", UserWarning, stacklevel=2)
         return torch.float16
     return torch.bfloat16 if precision == "bfloat16" else torch.float16
+
+
+@contextmanager
+def gpu_arithmetic(*, tf32: bool, cudnn_benchmark: bool) -> Iterator[None]:
+    """torch's switches as a run wants them, and afterwards as they were; with `tf32` they stay where the user put them.
+
+    torch's own setting is TF32 for convolutions, which are nearly all of a ResNet, and float32 for other products.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.benchmark = cudnn_benchmark
+    if not tf32:
+        cudnn.allow_tf32 = matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
