@@ -84,6 +84,13 @@ def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
+def roughly(seconds: float) -> str:
+    """Two digits of it: `40 seconds`, `2.5 minutes`, `31 hours`, `37 days`."""
+    sizes = (("days", 86_400.0, 100 * 3600.0), ("hours", 3600.0, 7200.0), ("minutes", 60.0, 120.0))
+    unit, size = next(((name, size) for name, size, least in sizes if seconds >= least), ("seconds", 1.0))
+    return f"{float(f'{seconds / size:.2g}'):,g} {unit}"
+
+
 def text_table(rows: Sequence[Mapping[str, str]], headings: Mapping[str, str], *, width: int | None = None) -> str:
     """A line of headings and a line per row, with as many columns as there are headings.
 

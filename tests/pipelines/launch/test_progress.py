@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sts_eval import add_entries
+from sts_methods import build_method
 from sts_methods.runs.runtime import RunPlan
 from sts_pipelines.catalog import CATALOG
 from sts_pipelines.config.pipeline import PipelineConfig
@@ -19,7 +20,8 @@ from sts_pipelines.evaluation.stage import stage
 from sts_pipelines.launch import progress
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job
-from sts_pipelines.launch.progress import Watcher, write_plan
+from sts_pipelines.launch.progress import Watcher, note_seconds_left, seconds_left, write_plan
+from sts_pipelines.launch.runtime import PlanNote
 from sts_pipelines.launch.stages import StageTeller
 from sts_pipelines.sweep.progress import TrialWatcher
 from sts_pipelines.sweep.trials import trials_of
@@ -78,6 +80,65 @@ def wait_for(text: str, stream: io.StringIO, *, seconds: float = 10.0) -> None:
     while text not in stream.getvalue() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert text in stream.getvalue()
+
+
+def test_the_watcher_tells_the_estimate_of_the_workers_once_and_not_as_a_restart(tmp_path: Path) -> None:
+    stream, later = io.StringIO(), tmp_path / "later"
+    with Watcher([tmp_path, later], stream=stream, every_seconds=0.01):
+        write_plan(tmp_path, plan(), label="sts")
+        wait_for("sts: 4 steps", stream)
+        note_seconds_left(tmp_path, {"training": 36_000.0, "evaluation": 7200.0})
+        log(tmp_path, 1, 2)
+        wait_for("to go", stream)
+        log(tmp_path, 3, 4)
+        wait_for("step 4/4", stream)
+    text = stream.getvalue()
+    assert "sts: about 12 hours to go, 2 hours of it evaluation; 24 hours with the 1 after it\n" in text
+    assert text.count("to go") == text.count("4 steps of 8 images") == 1
+
+
+def test_a_run_notes_after_the_first_steps_how_long_the_rest_will_take(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = tiny("byol-digits-sts", steps=4)
+    pipeline = replace(
+        pipeline,
+        training=replace(pipeline.training, log_every_steps=1),
+        evaluation=replace(pipeline.evaluation, after_training=("knn",)),
+    )
+    job = Job(label="sts", pipeline=pipeline, folder=pipeline.folder)
+    method = build_method(pipeline.training.method, seed=0)
+    modes = [module.training for module in method.modules()]
+    told: list[str] = []
+    note = PlanNote(job, say=told.append)
+    job.folder.mkdir(parents=True)
+    note.start(plan(), method)
+    for step in (1, 2, 3):
+        note.report({"step": step, "images_per_second": 0.5}, None)
+        assert (seconds_left(job.folder) is None) == (step < 2)
+    left = seconds_left(job.folder)
+    assert left is not None
+    assert left["training"] == 2 * 8 / 0.5, "two steps of 8 images"
+    assert left["evaluation"] > 0
+    assert [line.startswith("sts: about 3") for line in told] == [True]
+    assert [module.training for module in method.modules()] == modes
+    assert left == seconds_left(job.folder, since=0.0)
+    assert seconds_left(job.folder, since=time.time() + 60) is None
+
+
+def test_a_sweep_sums_the_hours_of_its_trials(tmp_path: Path) -> None:
+    recipe = CATALOG["byol-imagenet-p-by-m"].build()
+    assert isinstance(recipe, SweepConfig)
+    trials = trials_of(recipe)
+    stream = io.StringIO()
+    with TrialWatcher(tmp_path, trials, metric="knn/teacher/top1", stream=stream, every_seconds=0.01):
+        for trial in trials[:2]:
+            (tmp_path / trial.name).mkdir()
+            write_plan(tmp_path / trial.name, plan(), label=trial.name)
+        note_seconds_left(tmp_path / trials[0].name, {"training": 100_000.0, "evaluation": 8_000.0})
+        wait_for("in all", stream)
+    assert "32 trials take about 20 days in all, 2 at a time\n" in stream.getvalue(), "16 times 30 hours"
+    assert stream.getvalue().count("in all") == 1
 
 
 def test_a_note_of_an_earlier_launch_is_not_shown(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
 
 from sts_core import StsError
 from sts_methods import (
@@ -32,6 +31,8 @@ from sts_pipelines.diagnostics.fake_step import per_worker
 from sts_pipelines.diagnostics.preflight import check_data
 from sts_pipelines.diagnostics.work import num_runs
 from sts_pipelines.errors import UsageError
+from sts_pipelines.evaluation.duration import seconds_of_evaluation
+from sts_pipelines.terminal import roughly
 
 WARM_UP = 5
 NUM_PHOTOS = 16
@@ -58,9 +59,11 @@ def bench(config: AnyPipeline, *, num_steps: int, synthetic: bool) -> str:
         )
         with contextlib.suppress(_EnoughError):
             fit(training, LocalRuntime(Path(name) / "run", progress=False), method=method, data=data, ended=clock.ended)
-        seconds = _seconds_of_an_image(method.backbone("teacher"), training, clock.device)
-    steps, evaluated = _whole(pipeline, data.num_samples, data.steps_per_epoch, synthetic=synthetic)
-    return "\n".join(_told(config, clock, steps=steps, evaluation=evaluated * seconds, synthetic=synthetic))
+    steps, num_train = _whole(pipeline, data.num_samples, synthetic=synthetic)
+    evaluation = seconds_of_evaluation(
+        pipeline, method.backbone("teacher"), num_train=num_train, batch_size=per_worker(pipeline)
+    )
+    return "\n".join(_told(config, clock, steps=steps, evaluation=evaluation, synthetic=synthetic))
 
 
 def _check_data(pipeline: PipelineConfig) -> None:
@@ -154,26 +157,13 @@ class _Clock:
             torch.cuda.synchronize(self.device)
 
 
-@torch.no_grad()
-def _seconds_of_an_image(backbone: nn.Module, training: TrainingConfig, device: torch.device) -> float:
-    """That evaluation shows to a network."""
-    side, num = training.data.image_size, max(2, training.global_batch_size // training.accumulation)
-    images = torch.zeros(num, 3, side, side, device=device)
-    backbone.eval()
-    for _ in range(2):  # the first one warms up
-        started = time.perf_counter()
-        float(backbone(images).float().sum())
-    return (time.perf_counter() - started) / num
-
-
-def _whole(pipeline: PipelineConfig, found: int, steps_per_epoch: int, *, synthetic: bool) -> tuple[int, int]:
-    """Steps of the whole run, and images that evaluation then shows to a worker's networks."""
-    training, workers = pipeline.training, max(1, pipeline.cluster.num_workers)
+def _whole(pipeline: PipelineConfig, found: int, *, synthetic: bool) -> tuple[int, int]:
+    """Steps and images of the whole run."""
+    training = pipeline.training
     known = dataset_record(training.data.dataset).num_images
     num = (known or found) if synthetic else found
     ratio = training.data.unlabelled_ratio if training.data.with_labels else 1
-    steps = training.last_step(max(1, num // (training.global_batch_size * ratio)))
-    return steps, pipeline.evaluation.images_shown(num) // workers
+    return training.last_step(max(1, num // (training.global_batch_size * ratio))), num
 
 
 def _told(config: AnyPipeline, clock: _Clock, *, steps: int, evaluation: float, synthetic: bool) -> Sequence[str]:
@@ -188,17 +178,17 @@ def _told(config: AnyPipeline, clock: _Clock, *, steps: int, evaluation: float, 
     waited = phases.get("input", 0.0) / max(sum(phases.values()), 1e-9)
     whole = steps * step + evaluation
     lines = [
-        f"{pipeline.name}: {clock.steps} steps on {_place(device)}, after {WARM_UP} to warm up",
+        f"{pipeline.name}: {clock.steps} step{'s' * (clock.steps > 1)} on {_place(device)}, after {WARM_UP} to warm up",
         *([f"on images that are made up, not on {data.dataset} (--synthetic)"] if synthetic else []),
         f"images/s   {images / step:,.1f} in steps of {images:,}",
         f"step       {1e3 * step:,.1f} ms: " + ", ".join(f"{name} {ms:,.1f}" for name, ms in phases.items()),
         f"waiting    {waited:.0%} of the time for input",
         f"memory     {_memory(device)}",
-        f"whole run  {_hours(whole)}: {steps:,} steps {format_seconds(steps * step)}, "
+        f"whole run  {roughly(whole)}: {steps:,} steps {format_seconds(steps * step)}, "
         f"evaluation {format_seconds(evaluation)}",
     ]
     if runs > 1:
-        lines.append(f"all runs   {_hours(whole * runs)}: {runs} of them, one after the other")
+        lines.append(f"all runs   {roughly(whole * runs)}: {runs} of them, one after the other")
     if workers > 1:
         lines.append(f"for {workers} workers, each like this one, whose exchanges cost nothing")
     return lines
@@ -208,10 +198,6 @@ def _place(device: torch.device) -> str:
     threads = torch.get_num_threads()
     cpu = f"{threads} CPU thread{'s' * (threads > 1)}"
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
 
 
 def _memory(device: torch.device) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
@@ -12,6 +12,7 @@ from sts_core.files import write_atomically
 from sts_methods import ProgressDisplay, RunPlan, format_seconds
 from sts_pipelines.launch.warnings_log import WarningsReader
 from sts_pipelines.launch.watching import FolderWatcher
+from sts_pipelines.terminal import roughly
 
 _PLAN = "plan.json"
 _SECONDS_TO_START, _SECONDS_FOR_A_STEP = 30.0, 60.0
@@ -21,6 +22,38 @@ def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
     """Leave a note for the driver, atomically."""
     note = {"label": label or "run", **asdict(replace(plan, config={}, training={}))}  # which have files of their own
     write_atomically(folder / _PLAN, json.dumps(note), durable=False)
+
+
+SecondsLeft = Mapping[str, float]
+"""Of `training`, and of `evaluation` after it."""
+
+
+def note_seconds_left(folder: Path, seconds: SecondsLeft) -> None:
+    """Add an estimate to the note that `write_plan` left."""
+    note = json.loads((folder / _PLAN).read_text())
+    write_atomically(folder / _PLAN, json.dumps(note | {"seconds_left": seconds}), durable=False)
+
+
+def seconds_left(folder: Path, *, since: float = 0.0) -> SecondsLeft | None:
+    """The estimate in the note, if it has one and is not older than `since`."""
+    try:
+        found: SecondsLeft | None = json.loads((folder / _PLAN).read_text()).get("seconds_left")
+    except (OSError, ValueError):
+        return None
+    return found if is_planned(folder, since=since) else None
+
+
+def is_planned(folder: Path, *, since: float) -> bool:
+    """Whether a run was begun since then."""
+    return _modified(folder / _PLAN) >= since
+
+
+def tell_seconds_left(label: str, left: SecondsLeft, *, num_later: int = 0) -> str:
+    """`sts: about 31 hours to go, 2.1 hours of it evaluation`, or with the runs after it."""
+    whole = sum(left.values())
+    of_it = f", {roughly(left['evaluation'])} of it evaluation" if left["evaluation"] >= 1.0 else ""
+    others = f"; {roughly(whole * (1 + num_later))} with the {num_later} after it" if num_later else ""
+    return f"{label}: about {roughly(whole)} to go{of_it}{others}"
 
 
 class Watcher(FolderWatcher):
@@ -39,6 +72,7 @@ class Watcher(FolderWatcher):
         self._since = time.time()
         self._warnings = WarningsReader(self.folders)
         self._display: ProgressDisplay | None = None
+        self._label = ""
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
@@ -85,10 +119,14 @@ class Watcher(FolderWatcher):
                 display.close()
                 self.say(f"{folder.name}: no step for {format_seconds(seconds)}; lost workers are started again")
             finished = self._stop.is_set() or any(_modified(other / _PLAN) > noted for other in later)
-            if _modified(folder / _PLAN) != noted:  # the workers were restarted and say where they resume
+            if (changed := _modified(folder / _PLAN)) != noted:
                 display.close()
-                plan, display, noted = self._open(folder)
-                step = plan.first_step
+                if left := seconds_left(folder):
+                    self.say(tell_seconds_left(self._label, left, num_later=len(later)))
+                    noted = changed
+                else:  # the workers were restarted and say where they resume
+                    plan, display, noted = self._open(folder)
+                    step = plan.first_step
             for metrics in _tail(folder / "metrics.jsonl", after=step):
                 step = int(metrics["step"])
                 patience.restore()
@@ -102,7 +140,9 @@ class Watcher(FolderWatcher):
         """Announce what the note says; the plan, its display and the time of the note."""
         noted = _modified(folder / _PLAN)
         note = json.loads((folder / _PLAN).read_text())
-        label, plan = note.pop("label"), RunPlan(**note)
+        note.pop("seconds_left", None)
+        self._label = label = note.pop("label")
+        plan = RunPlan(**note)
         start = f" from step {plan.first_step:,}" if plan.first_step else ""
         self.say(f"{label}: {plan.total_steps:,} steps of {plan.images_per_step} images{start}")
         if plan.note is not None:

@@ -4,25 +4,30 @@ Checkpoints go straight into the run folder, checksummed and renamed into place,
 that one learns of a checkpoint only when the controller next polls, so the newest would be lost with the controller.
 """
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from sts_core.distributed import rank, world_size
-from sts_methods import LocalRuntime, RunListener, RunPlan
+from sts_methods import LocalRuntime, RunListener, RunPlan, StudentTeacherMethod
 from sts_pipelines.errors import RunError
+from sts_pipelines.evaluation.duration import seconds_of_evaluation
 from sts_pipelines.launch.job import Job
-from sts_pipelines.launch.progress import write_plan
+from sts_pipelines.launch.progress import note_seconds_left, tell_seconds_left, write_plan
 from sts_pipelines.launch.requests import ask, request_in
 from sts_pipelines.launch.standstill import StandstillWatch
 from sts_pipelines.launch.storage import Mirror
 from sts_pipelines.launch.trackers import Tracker, build_trackers
 
+REPORT_OF_ESTIMATE = 2  # the first one holds what happens once
 Measure = Callable[[nn.Module], Mapping[str, float]]
 
 
@@ -41,7 +46,7 @@ def build_runtime(
     """
     trackers = TrackerFeed(build_trackers(job.pipeline, job.folder))
     first = () if watch is None else (watch,)  # its end is not to wait for the others'
-    parts = (*first, PlanNote(job.folder, label=job.label), trackers, storage, *also)
+    parts = (*first, PlanNote(job, say=_say if progress else None), trackers, storage, *also)
     return LocalRuntime(
         job.folder,
         device=device,
@@ -70,14 +75,46 @@ class _Part:
 
 
 class PlanNote(_Part):
-    """Leaves a note in the run folder for the driver, which watches it from another process."""
+    """Leaves a note in the run folder for the driver, which watches it from another process.
 
-    def __init__(self, folder: Path, *, label: str) -> None:
-        self.folder, self.label = folder, label
+    After the first steps the note says how long the rest will take; `say` is for a run that nobody watches.
+    """
+
+    def __init__(self, job: Job, *, say: Callable[[str], None] | None = None) -> None:
+        self.job, self.say = job, say
+        self._told: Callable[[Mapping[str, float]], None] | None = None
+        self._num_reports = 0
 
     def start(self, plan: RunPlan, method: nn.Module) -> None:
         if rank() == 0:
-            write_plan(self.folder, plan, label=self.label)
+            write_plan(self.job.folder, plan, label=self.job.label)
+            self._told = partial(self._tell, plan, method)
+
+    def report(self, metrics: Mapping[str, float], saved: Callable[[], None] | None) -> None:
+        self._num_reports += 1
+        if self._told is not None and self._num_reports == REPORT_OF_ESTIMATE:
+            self._told(metrics)
+
+    def _tell(self, plan: RunPlan, method: nn.Module, metrics: Mapping[str, float]) -> None:
+        images = (plan.total_steps - metrics["step"]) * plan.images_per_step
+        training = images / max(metrics["images_per_second"], 1e-9)
+        config = self.job.pipeline.training
+        ratio = config.data.unlabelled_ratio if config.data.with_labels else 1
+        evaluation = seconds_of_evaluation(
+            self.job.pipeline,
+            cast(StudentTeacherMethod, method).backbone("teacher"),
+            num_train=plan.steps_per_epoch * config.global_batch_size * ratio,
+            batch_size=config.global_batch_size // config.accumulation // world_size(),
+        )
+        left = {"training": training, "evaluation": evaluation}
+        note_seconds_left(self.job.folder, left)
+        if self.say is not None:
+            self.say(tell_seconds_left(self.job.label or "run", left))
+
+
+def _say(line: str) -> None:
+    """On a terminal below the bar, which is drawn again under it."""
+    print(f"{chr(10) * sys.stderr.isatty()}{line}", file=sys.stderr, flush=True)
 
 
 class TrackerFeed(_Part):

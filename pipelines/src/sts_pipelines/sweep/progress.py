@@ -8,11 +8,11 @@ from typing import TextIO
 from sts_eval import read_results
 from sts_methods import format_seconds
 from sts_pipelines.evaluation.stage import stage_of
-from sts_pipelines.launch.progress import last_step
+from sts_pipelines.launch.progress import is_planned, last_step, seconds_left
 from sts_pipelines.launch.warnings_log import WarningsReader
 from sts_pipelines.launch.watching import FolderWatcher
 from sts_pipelines.sweep.trials import Trial
-from sts_pipelines.terminal import value_of
+from sts_pipelines.terminal import roughly, value_of
 
 
 class TrialWatcher(FolderWatcher):
@@ -32,6 +32,7 @@ class TrialWatcher(FolderWatcher):
         self.folder, self.metric, self.num_trials = folder, metric, len(trials)
         self.pending = [trial.name for trial in trials]
         self._started = self._said = time.monotonic()
+        self._since, self._summed = time.time(), False
         self.again_seconds = again_seconds
         self._warnings = WarningsReader([folder / trial.name for trial in trials])
 
@@ -44,10 +45,22 @@ class TrialWatcher(FolderWatcher):
                 value = self._value(name)
                 if value is not None:
                     self._announce(name, value)
+            self._tell_sum()
             self._tell_under_way()
             if finished:
                 return
             self._stop.wait(self.every_seconds)
+
+    def _tell_sum(self) -> None:
+        """How long all trials will take, as soon as one of them has an estimate."""
+        estimates = [seconds_left(self.folder / name, since=self._since) for name in self.pending]
+        known = [sum(seconds.values()) for seconds in estimates if seconds is not None]
+        if self._summed or not known:
+            return
+        self._summed = True
+        at_once = sum(is_planned(self.folder / name, since=self._since) for name in self.pending)
+        whole = max(known) * len(self.pending) / at_once
+        self.say(f"{len(self.pending)} trials take about {roughly(whole)} in all, {at_once} at a time")
 
     def _tell_under_way(self) -> None:
         """How far the trials in training or evaluation are, when nothing has been said for a while."""
