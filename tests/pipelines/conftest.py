@@ -14,10 +14,18 @@ from sts_pipelines.catalog import CATALOG
 from sts_pipelines.config.cluster import ClusterConfig
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.launch import cluster
+from sts_pipelines.launch.driver import launch
+from sts_pipelines.launch.job import jobs_of
 from tests import processes
 
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
 cluster.prepare_environment(local=True)
+
+
+def run(pipeline: PipelineConfig) -> Path:
+    """Train and evaluate; the run's folder."""
+    launch(jobs_of(pipeline), name=pipeline.run_name, folder=pipeline.folder)
+    return pipeline.folder
 
 
 @pytest.fixture(scope="session")

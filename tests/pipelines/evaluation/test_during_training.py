@@ -14,8 +14,7 @@ from sts_methods import MetricsLog, read_checkpoint
 from sts_pipelines.cli.main import main
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.evaluation.in_training import LabelledImages, balanced
-from sts_pipelines.launch.driver import launch
-from sts_pipelines.launch.job import jobs_of
+from tests.pipelines.conftest import run
 
 Tiny = Callable[..., PipelineConfig]
 STEPS = 12  # digits have 22 batches of 64: with 256 an epoch is 5 steps
@@ -24,11 +23,6 @@ STEPS = 12  # digits have 22 batches of 64: with 256 an epoch is 5 steps
 def watched(pipeline: PipelineConfig, **during: Any) -> PipelineConfig:
     section = replace(pipeline.evaluation.during_training, **({"every_epochs": 1} | during))
     return replace(pipeline, evaluation=replace(pipeline.evaluation, after_training=("knn",), during_training=section))
-
-
-def run(pipeline: PipelineConfig) -> Path:
-    launch(jobs_of(pipeline), name=pipeline.run_name, folder=pipeline.folder)
-    return pipeline.folder
 
 
 def curve(folder: Path, name: str) -> list[tuple[int, float]]:

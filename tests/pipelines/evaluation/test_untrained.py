@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,17 +12,11 @@ from sts_pipelines.catalog import CATALOG
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
 from sts_pipelines.config.plain import to_dict
 from sts_pipelines.evaluation.settings import is_evaluated
-from sts_pipelines.launch.driver import launch
-from sts_pipelines.launch.job import jobs_of
 from sts_pipelines.terminal import format_table, value_of
+from tests.pipelines.conftest import run
 
 Tiny = Callable[..., PipelineConfig]
 ALL = ("teacher", "student", "untrained")
-
-
-def run(pipeline: PipelineConfig) -> Path:
-    launch(jobs_of(pipeline), name=pipeline.run_name, folder=pipeline.folder)
-    return pipeline.folder
 
 
 def asking_for(pipeline: PipelineConfig, *asked: str) -> PipelineConfig:

@@ -14,15 +14,9 @@ from sts_methods import LocalRuntime, TrainingConfig, describe_training, fit, re
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.run_folder import describe_old_run
 from sts_pipelines.diagnostics.doctor import examine
-from sts_pipelines.launch.driver import launch
-from sts_pipelines.launch.job import jobs_of
+from tests.pipelines.conftest import run
 
 Tiny = Callable[..., PipelineConfig]
-
-
-def run(pipeline: PipelineConfig) -> Path:
-    launch(jobs_of(pipeline), name=pipeline.run_name, folder=pipeline.folder)
-    return pipeline.folder
 
 
 def grown_old(folder: Path, *, step: int) -> None:

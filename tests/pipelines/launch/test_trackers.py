@@ -13,9 +13,9 @@ import pytest
 from sts_methods.runs.runtime import RunPlan
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig, TrackingConfig
 from sts_pipelines.errors import UsageError
-from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import jobs_of
 from sts_pipelines.launch.trackers import TensorBoard, build_trackers, check_installed
+from tests.pipelines.conftest import run
 
 Tiny = Callable[..., PipelineConfig]
 
@@ -26,11 +26,6 @@ def tracked(pipeline: PipelineConfig, **changes: Any) -> PipelineConfig:
         tracking=replace(pipeline.tracking, **changes),
         evaluation=replace(pipeline.evaluation, after_training=()),
     )
-
-
-def run(pipeline: PipelineConfig) -> Path:
-    launch(jobs_of(pipeline), name=pipeline.run_name, folder=pipeline.folder)
-    return pipeline.folder
 
 
 def test_tensorboard_gets_every_logged_step_once_even_after_a_resume(tiny: Tiny) -> None:
