@@ -93,6 +93,17 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_step(fused: bool) -> None:
     assert counts == [1, 1, 2, 2]
 
 
+def test_a_schedule_is_a_function() -> None:
+    student = network()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    bank = TeacherBank(student=student, configs={"it": STS}, seed=0)
+    with pytest.raises(ConfigError, match=r"a schedule is a function of the number of updates, got 0.9"):
+        smoother_of(student).attach(optimizer, momentum=0.9)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"a schedule is a function of the number of updates, got 0.9"):
+        bank.attach(optimizer, momentum={"it": 0.9})  # type: ignore[dict-item]
+    assert not optimizer._optimizer_step_post_hooks
+
+
 def test_schedules_are_asked_for_every_update_and_go_on_after_a_resume() -> None:
     student = network()
     smoother = smoother_of(student)

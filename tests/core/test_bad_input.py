@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -146,6 +147,20 @@ def test_a_module_added_after_construction_is_noticed(student: nn.Module) -> Non
     student.head.lora = nn.Linear(2, 2)
     with pytest.raises(PairingError, match=r"'lora' was added, removed or replaced"):
         smoother.update()
+
+
+def test_weights_without_values_are_refused() -> None:
+    student = nn.Linear(2, 2, device="meta")
+    with pytest.raises(PairingError, match=r"'weight' is on the meta device and has no values"):
+        build(student, make_teacher(student))
+
+
+def test_a_config_is_no_dict(student: nn.Module) -> None:
+    config: Any = {"momentum": 0.9}
+    with pytest.raises(ConfigError, match=r"config must be a SmoothingConfig, got dict"):
+        build(student, make_teacher(student), config=config)
+    with pytest.raises(ConfigError, match=r"config must be a SmoothingConfig, got dict"):
+        TeacherBank(student=student, configs={"it": config}, seed=0)
 
 
 def test_a_removed_module_is_noticed(student: nn.Module) -> None:

@@ -1,24 +1,30 @@
 """How long a teacher update takes, against the incumbents, in one process and interleaved.
 
-    ci/bench core                      both networks, table into docs/speed.md
-    ci/bench core --rounds 10 --dry    a quick look, nothing is written
+    ci/bench core                                  both networks, table into docs/speed.md
+    ci/bench core --rounds 10 --repeats 1 --dry    a quick look, nothing is written
 
 Every figure is a ratio to the temporal moving average by `torch._foreach_lerp_` on the same network in the same run:
-CPU time of one thread, the least of many rounds (and the median in brackets). LW and module updates touch a random
-part of the tensors, so for them the mean over all rounds is what counts. Before each case the caches are filled with
-something else, as a training step does: no case finds weights that another one has just read. `limit` is what the
-traffic alone would take, if memory were all: the cache lines of 16 weights that an update has to touch.
+CPU time of one thread, least of many rounds; LW and module updates touch a random part of the tensors, so for them the
+mean over all rounds is what counts. All is repeated three times: the table has the median of the three ratios, and the
+lowest and the highest in brackets. Before each case the caches are filled with something else, as a training step
+does: no case finds weights that another one has just read.
+
+`limit` is the traffic that an update cannot avoid, as a share of the moving average's: the cache lines of 16 weights
+that it has to touch. `x limit` is how many times longer the update takes than that traffic at the bandwidth of
+`a.add_(b)`, which reads and writes as much, on tensors larger than any cache. `memory` is what an update takes for a
+while, beyond the teacher.
 """
 
 import argparse
 import copy
 import platform
 import re
-import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean, median
 
@@ -29,12 +35,13 @@ from lightly.models.utils import update_momentum
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.profiler import ProfilerActivity, profile
 
 from sts_core import Smoother, SmoothingConfig, TeacherBank, make_teacher, temporal_moving_average
 
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
-PEERS = ("timm", "ema-pytorch", "lightly")
-EVICTED_FLOATS = 1 << 27  # 512 MB, more than any cache
+BASE = "TMA, `torch._foreach_lerp_`"
+EVICTED_FLOATS = 1 << 26  # 256 MB, more than the last cache of one core complex
 NETWORKS = {"ResNet-50": "resnet50", "ViT-B/16": "vit_base_patch16_224"}
 GRANULARITIES = {"LW": "layer", "module": "module", "CW": "channel", "NW": "neuron"}
 PROBABILITIES = (0.5, 0.7, 0.9, 0.99, 0.999)
@@ -68,12 +75,12 @@ def incumbents(student: nn.Module) -> dict[str, Case]:
     lucid.step.fill_(10_000)
     other = make_teacher(student)
     return {
-        "TMA, `torch._foreach_lerp_`": lambda: torch._foreach_lerp_(foreach, weights, 0.01),
+        BASE: lambda: torch._foreach_lerp_(foreach, weights, 0.01),
         "TMA, the paper's loop": naive(student, make_teacher(student), 0.0, "layer"),
         "TMA, `AveragedModel`": lambda: averaged.update_parameters(student),
-        "TMA, timm `ModelEmaV3`": lambda: timms.update(student),
-        "TMA, ema-pytorch": lucid.update,
-        "TMA, lightly `update_momentum`": lambda: update_momentum(student, other, 0.99),
+        f"TMA, timm {version('timm')} `ModelEmaV3`": lambda: timms.update(student),
+        f"TMA, ema-pytorch {version('ema-pytorch')}": lucid.update,
+        f"TMA, lightly {version('lightly')} `update_momentum`": lambda: update_momentum(student, other, 0.99),
         "CW p=.7, rand + where": naive(student, make_teacher(student), 0.7, "channel"),
         "NW p=.7, rand + where": naive(student, make_teacher(student), 0.7, "neuron"),
     }
@@ -126,25 +133,57 @@ def measure(cases: dict[str, Case], rounds: int, slow: int) -> dict[str, list[fl
     return times
 
 
-def row(name: str, times: dict[str, list[float]]) -> str:
-    base = times["TMA, `torch._foreach_lerp_`"]
-    taken = times[name]
-    if "LW" in name or "module" in name:
-        return f"{mean(taken) / mean(base):.2f} (mean)"
-    return f"{min(taken) / min(base):.2f} ({median(taken) / median(base):.2f})"
+def memory(case: Case) -> str:
+    """The most that torch's allocator gives out while the case runs."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        case()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return f"{max(0, *accumulate(sizes, initial=0)) / 2**20:.0f} MiB"
 
 
-def limit(name: str) -> str:
+def bandwidth() -> float:
+    """Bytes per second of an addition in place: two tensors are read, one is written."""
+    a, b = torch.zeros(EVICTED_FLOATS), torch.zeros(EVICTED_FLOATS)
+    taken = []
+    for _ in range(10):
+        start = time.process_time()
+        a.add_(b)
+        taken.append(time.process_time() - start)
+    return 3 * 4 * EVICTED_FLOATS / min(taken)
+
+
+def seconds(name: str, taken: list[float]) -> float:
+    return mean(taken) if "LW" in name or "module" in name else min(taken)
+
+
+def limit(name: str) -> float:
     """The ratio that traffic alone would give: TMA reads student and teacher and writes the teacher."""
     if "TeacherBank" in name:
-        return f"{(1 + 2 * 8) / 3:.2f}"
+        return (1 + 2 * 8) / 3
     if "p=1:" in name:
-        return "0.00"
+        return 0.0
     found = re.search(r"(LW|module|CW|NW) p=(\.?\d[\d.]*)", name)
     if found is None:
-        return "1.00"
+        return 1.0
     p = float(found[2])
-    return f"{1 - (p**WEIGHTS_PER_LINE if found[1] == 'NW' else p):.2f}"
+    return 1 - (p**WEIGHTS_PER_LINE if found[1] == "NW" else p)
+
+
+@dataclass
+class Results:
+    """What was measured with one network."""
+
+    num_weights: int
+    repeats: list[dict[str, list[float]]]
+    memory: dict[str, str]
+
+    def cells(self, name: str, bytes_per_second: float) -> str:
+        ratios = sorted(seconds(name, times[name]) / seconds(name, times[BASE]) for times in self.repeats)
+        traffic = limit(name) * 3 * 4 * self.num_weights / bytes_per_second
+        taken = median(seconds(name, times[name]) for times in self.repeats)
+        beyond = f"{taken / traffic:.1f}" if traffic else "-"
+        return f"{median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}) | {beyond} | {self.memory[name]}"
 
 
 def machine() -> str:
@@ -155,18 +194,19 @@ def machine() -> str:
     return f"{name} ({capability}), one thread, torch {torch.__version__.split('+')[0]}"
 
 
-def table(results: dict[str, dict[str, list[float]]]) -> str:
-    first = next(iter(results.values()))
+def table(results: dict[str, Results], bytes_per_second: float) -> str:
+    titles = " | ".join(f"{network} | x limit | memory" for network in results)
     lines = [
-        f"Measured on {machine()}: CPU time as a ratio to `torch._foreach_lerp_`, least of all rounds (median), each "
-        f"case with cold caches. Peers: {', '.join(f'{peer} {version(peer)}' for peer in PEERS)}. Peak memory: "
-        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB with all cases at once.",
+        f"Measured on {machine()}: CPU time as a ratio to `torch._foreach_lerp_`, each case with cold caches; median "
+        f"(lowest and highest) of {len(next(iter(results.values())).repeats)} repeats. A core reads and writes "
+        f"{bytes_per_second / 1e9:.0f} GB/s.",
         "",
-        "| update | limit | " + " | ".join(results) + " |",
-        "|---" * (len(results) + 2) + "|",
+        f"| update | limit | {titles} |",
+        "|---" * (2 + 3 * len(results)) + "|",
     ]
-    for name in first:
-        lines.append(f"| {name} | {limit(name)} | " + " | ".join(row(name, times) for times in results.values()) + " |")
+    for name in next(iter(results.values())).memory:
+        cells = " | ".join(result.cells(name, bytes_per_second) for result in results.values())
+        lines.append(f"| {name} | {limit(name):.2f} | {cells} |")
     return "\n".join(lines)
 
 
@@ -180,6 +220,7 @@ def write(text: str, path: Path, mark: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--slow", type=int, default=6, help="every so many rounds for slow cases")
     parser.add_argument("--network", choices=list(NETWORKS), help="one network only")
     parser.add_argument("--dry", action="store_true", help="print the table and leave the page alone")
@@ -198,8 +239,10 @@ def main() -> None:
             **bank(student),
             **ours(student, 0.99, "reference"),
         }
-        results[label] = measure(cases, arguments.rounds, arguments.slow)
-    text = table(results)
+        taken = [measure(cases, arguments.rounds, arguments.slow) for _ in range(arguments.repeats)]
+        num_weights = sum(p.numel() for p in student.parameters())
+        results[label] = Results(num_weights, taken, {name: memory(case) for name, case in cases.items()})
+    text = table(results, bandwidth())
     print(text)
     if not arguments.dry:
         write(text, PAGE, "core")

@@ -1,6 +1,7 @@
 """What the doctor says of checkpoints in other people's layouts, sound and ill."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,42 @@ def test_an_average_that_never_moves(tmp_path: Path) -> None:
     assert "did not move between the two checkpoints, though student did" in only_wrong(
         tmp_path / "a.pt", tmp_path / "b.pt"
     )
+
+
+@pytest.mark.parametrize(
+    ("average", "sentence"),
+    [
+        ({"0.weight": torch.full((16, 6), torch.nan)}, "holds NaN or infinities"),
+        ({"0.weight": torch.ones(16, 6), "0.bias": torch.ones(3)}, r"another shape \(1 of 2, 0.bias for one\)"),
+    ],
+)
+def test_an_average_that_is_broken_or_of_another_network(
+    average: dict[str, torch.Tensor], sentence: str, tmp_path: Path
+) -> None:
+    torch.save({"model": network().state_dict(), "ema": average}, tmp_path / "it.pt")
+    assert re.search(sentence, only_wrong(tmp_path / "it.pt"))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "sentence"),
+    [
+        ({}, "whose entries are none"),
+        ({name: {"w": torch.ones(3, device="meta")} for name in ("model", "ema")}, "whose entries are model, ema"),
+        (None, "does not exist"),
+    ],
+)
+def test_a_checkpoint_without_an_average(checkpoint: dict[str, Any] | None, sentence: str, tmp_path: Path) -> None:
+    if checkpoint is not None:
+        torch.save(checkpoint, tmp_path / "it.pt")
+    with pytest.raises(CheckpointError, match=sentence):
+        examine(tmp_path / "it.pt")
+
+
+def test_two_checkpoints_of_different_networks(tmp_path: Path) -> None:
+    for name, width in {"a.pt": 3, "b.pt": 4}.items():
+        torch.save({"model": {"w": torch.ones(width)}, "ema": {"w": torch.zeros(width)}}, tmp_path / name)
+    with pytest.raises(CheckpointError, match="both checkpoints must be of one network, but w is missing"):
+        examine(tmp_path / "a.pt", tmp_path / "b.pt")
 
 
 @pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])

@@ -21,7 +21,7 @@ from sts_core.binding import (
     copy_buffers,
     make_rule,
 )
-from sts_core.config import SmoothingConfig
+from sts_core.config import SmoothingConfig, check_config
 from sts_core.distributed import gather_objects, is_parallel, rank, send_to_first, world_size
 from sts_core.errors import ConfigError
 from sts_core.kernels.interface import Backend
@@ -64,7 +64,7 @@ class TeacherBank(Attachable):
         if not configs:
             raise ConfigError("a TeacherBank needs at least one config, got none: pass configs={'tma': ...}")
         self.student = student
-        self.configs = dict(configs)
+        self.configs = {name: check_config(config) for name, config in configs.items()}
         self.seed = check_seed(seed)
         self.step = 0
         self.applied: dict[str, Applied] = {}
@@ -135,7 +135,9 @@ class TeacherBank(Attachable):
         """Update after every step of the optimizer, as `Smoother.attach` does; schedules are given by teacher."""
         schedules = momentum or {}
         self._check_known(schedules)
-        return self._attach(optimizers, lambda: self._update({k: f(self.step) for k, f in schedules.items()}))
+        return self._attach(
+            optimizers, schedules.values(), lambda: self._update({k: f(self.step) for k, f in schedules.items()})
+        )
 
     def swapped(self, name: str) -> AbstractContextManager[nn.Module]:
         """`with bank.swapped("tma"):` the student computes with that teacher's weights, as in `Smoother.swapped`."""

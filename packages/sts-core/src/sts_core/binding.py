@@ -198,7 +198,7 @@ def check_state(state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     if missing or state["version"] != STATE_VERSION:
         raise StateError(
             f"a smoother state has version {STATE_VERSION}, seed, step and config, this one has "
-            f"{', '.join(sorted(map(str, state)))}: pass what Smoother.state_dict() returned"
+            f"{', '.join(sorted(map(str, state))) or 'nothing'}: pass what Smoother.state_dict() returned"
         )
     saved = state["config"]
     names = [*config, *(name for name in saved if name not in config)]
@@ -265,8 +265,13 @@ class Attachable:
         teacher.register_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
         teacher.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _attach(self, optimizers: tuple[object, ...], update: Callable[[], None]) -> Attachment:
+    def _attach(
+        self, optimizers: tuple[object, ...], schedules: Iterable[object], update: Callable[[], None]
+    ) -> Attachment:
         self._check_detached("attach() must not be called again")
+        for schedule in schedules:
+            if schedule is not None and not callable(schedule):
+                raise ConfigError(f"a schedule is a function of the number of updates, got {schedule!r}")
         self._attachment = Attachment(self.student, optimizers, update)
         return self._attachment
 

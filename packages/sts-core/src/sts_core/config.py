@@ -18,6 +18,15 @@ Precision = Literal["float32", "bfloat16", "float16"]
 """What a training computes in."""
 
 
+def check_config(config: object) -> "SmoothingConfig":
+    """The config itself, or a ConfigError."""
+    if not isinstance(config, SmoothingConfig):
+        raise ConfigError(
+            f"config must be a SmoothingConfig, got {type(config).__name__}: SmoothingConfig(momentum=...)"
+        )
+    return config
+
+
 def check_probability(name: str, value: object) -> float:
     """Return `value` as a float, or raise if it is not a number in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float):

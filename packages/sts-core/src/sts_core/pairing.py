@@ -246,6 +246,8 @@ def _check_precision(pairs: Sequence[NamedPair], dtypes: Sequence[torch.dtype]) 
 def _check_separate(pairs: Sequence[NamedPair]) -> None:
     for name, student, teacher in pairs:
         mine, theirs = local(student), local(teacher)
+        if theirs.is_meta or mine.is_meta:
+            raise PairingError(f"{name!r} is on the meta device and has no values: load weights before the pairing")
         if theirs.numel() and mine.data_ptr() == theirs.data_ptr() and mine.device == theirs.device:
             raise PairingError(
                 f"student and teacher must not share memory, but {name!r} is one tensor in both: "

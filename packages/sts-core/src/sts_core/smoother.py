@@ -20,7 +20,7 @@ from sts_core.binding import (
     check_state,
     make_rule,
 )
-from sts_core.config import SmoothingConfig
+from sts_core.config import SmoothingConfig, check_config
 from sts_core.kernels.interface import Backend
 from sts_core.pairing import WIDE, Selection, pair
 from sts_core.schedules import Schedule
@@ -67,7 +67,7 @@ class Smoother(Attachable):
         self._dtypes = (*WIDE, torch.bfloat16) if stochastic_rounding else WIDE
         self._backend, self._deferred = backend, deferred
         self.student, self._teacher = student, teacher
-        self.config = config
+        self.config = check_config(config)
         self.seed = check_seed(seed)
         self.step = 0
         """Number of updates so far: the next update's index."""
@@ -133,7 +133,7 @@ class Smoother(Attachable):
         def update() -> None:
             self._update(momentum and momentum(self.step), preserve_probability and preserve_probability(self.step))
 
-        return self._attach(optimizers, update)
+        return self._attach(optimizers, (momentum, preserve_probability), update)
 
     def swapped(self) -> AbstractContextManager[nn.Module]:
         """`with smoother.swapped():` the student computes with the teacher's weights and buffers inside.

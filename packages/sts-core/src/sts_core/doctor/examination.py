@@ -43,20 +43,26 @@ def examine(checkpoint: str | Path, later: str | Path | None = None, *, steps: i
 
 
 def _look(pair: Found) -> list[Finding]:
-    common = {name: (pair.student[name], tensor) for name, tensor in pair.average.items() if name in pair.student}
+    named = {name: (pair.student[name], tensor) for name, tensor in pair.average.items() if name in pair.student}
+    common = {name: both for name, both in named.items() if both[0].shape == both[1].shape}
     weights = {
         name: both for name, both in common.items() if not name.endswith(_STATISTICS) and both[1].is_floating_point()
     }
     name = f"{pair.average_name}, the average of {pair.student_name},"
     distance = _distance(weights)
     found = [
-        Finding(f"{name} has {len(common)} tensors in common with it, and {len(pair.average) - len(common)} of its own")
+        Finding(f"{name} has {len(named)} tensors in common with it, and {len(pair.average) - len(named)} of its own")
     ]
-    if distance == 0:
+    if other := sorted(named.keys() - common.keys()):
+        which = f"{len(other)} of {len(named)}, {other[0]} for one"
+        found.append(Finding(f"{name} has tensors of another shape ({which}): it is of another network", True))
+    if not math.isfinite(distance):
+        found.append(Finding(f"{name} or the student holds NaN or infinities: go back to an earlier checkpoint", True))
+    elif distance == 0 and common:
         found.append(
             Finding(f"{name} equals it to the bit: it was saved from the raw weights, or there is no smoothing", True)
         )
-    else:
+    elif common:
         found.append(Finding(f"{name} is {distance:.2%} of the weights' norm away from it"))
     narrow = sorted(
         {str(both[1].dtype).removeprefix("torch.") for both in weights.values() if both[1].element_size() < 4}
@@ -91,7 +97,7 @@ def _distance(weights: Mapping[str, tuple[Tensor, Tensor]]) -> float:
     """‖average − student‖/‖student‖ over all weights."""
     gap = sum(float((a.double() - s.double()).square().sum()) for s, a in weights.values())
     norm = sum(float(s.double().square().sum()) for s, _ in weights.values())
-    return math.sqrt(gap / norm) if norm else 0.0
+    return math.sqrt(gap / norm) if norm else math.sqrt(gap)
 
 
 def _compare(before: Found, after: Found, steps: int | None) -> list[Finding]:
@@ -100,6 +106,9 @@ def _compare(before: Found, after: Found, steps: int | None) -> list[Finding]:
         for n, t in before.average.items()
         if n in before.student and t.is_floating_point() and not n.endswith(_STATISTICS)
     ]
+    states = (before.student, after.student, after.average)
+    if other := [n for n in names for state in states if n not in state or state[n].shape != before.average[n].shape]:
+        raise CheckpointError(f"both checkpoints must be of one network, but {other[0]} is missing or of another shape")
     student_moved = any(not torch.equal(before.student[n], after.student[n]) for n in names)
     average_moved = any(not torch.equal(before.average[n], after.average[n]) for n in names)
     name = f"{before.average_name}, the average of {before.student_name},"

@@ -53,7 +53,7 @@ def find_pairs(path: str | Path) -> list[Found]:
     step = next((int(tree[name]) for name in ("global_step", "step", "num_updates") if _is_count(tree.get(name))), None)
     found = [*_by_section(tree, step), *_by_prefix(tree, step)]
     if not found:
-        names = ", ".join(map(str, list(tree)[:8]))
+        names = ", ".join(map(str, list(tree)[:8])) or "none"
         raise CheckpointError(f"no student with an average of it was found in {path}, whose entries are {names}")
     return found
 
@@ -121,4 +121,5 @@ def _by_prefix(tree: Mapping[str, Any], step: int | None) -> list[Found]:
 
 
 def _tensors(section: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {str(name): value for name, value in section.items() if isinstance(value, Tensor)}
+    """Those with values: of a tensor on the meta device only the shape was saved."""
+    return {str(n): value for n, value in section.items() if isinstance(value, Tensor) and not value.is_meta}

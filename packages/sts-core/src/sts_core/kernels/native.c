@@ -616,7 +616,7 @@ INLINE int unit_updated(uint64_t tag, const Rule *r) {
 
 /* All weights of a tile. In a bank the student is in the cache, and a single stream from memory needs help. */
 static void whole_tile(float *t, const float *s, int64_t n, const Rule *r, int bank) {
-    enum { STEP = 4 * LINE, ADVANCE = 4096 };
+    enum { STEP = 32 * LINE, ADVANCE = 2048 };
     if (!bank) {
         lerp_run(t, s, n, r);
         return;

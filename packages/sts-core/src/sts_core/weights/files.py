@@ -47,6 +47,8 @@ def read_weights(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(told) from None
     except ImportError as error:
         raise CheckpointError(f"{path} needs the package {error.name} to be read: install it") from None
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
     except Exception as error:  # each reader has its own; the remedy is the same
         raise CheckpointError(f"{path} cannot be read as a checkpoint ({reason_of(error)}): copy it again") from None
     if not isinstance(tree, dict):
