@@ -1,7 +1,7 @@
 """Points that a search algorithm chooses by what the points before have reached, in rounds of as many as fit at a time.
 
 The points of a sweep are in a file of its folder, and what they reached is in their runs' folders: the algorithm is
-told all of it before each round. So a killed search goes on where it was, and one with more samples adds to it.
+told all of it before each round. So a killed search resumes where it was, and one with more samples adds to it.
 """
 
 import json

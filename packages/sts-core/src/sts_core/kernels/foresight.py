@@ -26,7 +26,7 @@ class Foresight:
         self._call = native.library().sts_call_for
 
     def call(self) -> None:
-        """Return at once; the memory arrives while the caller goes on."""
+        """Return at once; the memory arrives while the caller continues."""
         self._call(self._lines, self._count)
 
 
