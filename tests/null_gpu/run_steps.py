@@ -1,6 +1,7 @@
-"""python -m tests.null_gpu.run_steps METHOD: steps on null GPUs, in each precision, alone and as rank 0 of 8.
+"""python -m tests.null_gpu.run_steps METHOD ...: steps on null GPUs, in each precision, alone and as rank 0 of 8.
 
-Prints by case the counts of the third step, which neither logs nor saves; then what a run with everything left behind.
+Prints by method and case the counts of the third step, which neither logs nor saves; then what a run with everything
+left behind.
 """
 
 import contextlib
@@ -11,9 +12,8 @@ import warnings
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
-
 from sts_core import Precision, spatial_ensemble
+from sts_core.distributed import checksum
 from sts_methods import CheckpointStore, MetricsLog, fit, read_checkpoint
 from tests.methods.training.tiny_training import CrashError, CrashingRuntime
 from tests.null_gpu.ranks import rank_zero_of
@@ -50,15 +50,13 @@ def everything(method: str, world_size: int) -> dict[str, Any]:
                 {key for entry in MetricsLog(folder / "metrics.jsonl").read() for key in entry if "drift" in key}
             ),
             "devices": sorted({str(tensor.device) for tensor in live.values()}),
-            "unequal": [key for key, tensor in live.items() if not torch.equal(tensor.cpu(), saved["method"][key])],
+            "unequal": [key for key, tensor in live.items() if checksum(tensor) != checksum(saved["method"][key])],
             "files": sorted(str(path.relative_to(folder)) for path in folder.glob("**/*.safetensors")),
         }
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")
-    method = sys.argv[1]
-    found = {
+def tried(method: str) -> dict[str, Any]:
+    steps = {
         f"{world_size} {precision}": counts(method, world_size, precision)
         for world_size in (1, 8)
         for precision in get_args(Precision)
@@ -66,7 +64,12 @@ def main() -> None:
     whole = {str(world_size): everything(method, world_size) for world_size in (1, 8)}
     bank = {f"teacher-{number}": spatial_ensemble(0.5, buffers="copy") for number in range(32)}
     banked = {str(world_size): counts(method, world_size, "float32", bank=bank) for world_size in (1, 8)}
-    print(json.dumps({"steps": found, "everything": whole, "bank": banked}))
+    return {"steps": steps, "everything": whole, "bank": banked}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    print(json.dumps({method: tried(method) for method in sys.argv[1:]}))
 
 
 if __name__ == "__main__":

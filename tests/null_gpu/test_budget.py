@@ -34,7 +34,7 @@ AT_MOST = {"byol": 2400, "moco": 1400, "dino": 2500}
 @pytest.fixture(scope="module")
 def steps() -> dict[str, Any]:
     """One process for all methods: loading torch and timm takes longer than a dozen steps."""
-    return machine.answer("tests.null_gpu.run_budget", *METHODS)  # type: ignore[no-any-return]
+    return machine.answer("tests.null_gpu.run_budget", *METHODS, seconds=900)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("method", METHODS)
