@@ -121,3 +121,29 @@ def test_a_recipe_that_nobody_has_published_is_refused() -> None:
         recipes.byol_imagenet("google")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="for 40, 100, 300, 1000 epochs, got 200"):
         recipes.byol_imagenet("deepmind", epochs=200)
+
+
+def test_dino_has_its_readme_s_numbers_for_both_networks() -> None:
+    vit, resnet = recipes.dino_imagenet(), recipes.dino_imagenet("resnet50")
+    assert [(r.optimizer.name, r.optimizer.lr) for r in (vit, resnet)] == [("adamw", 5e-4), ("sgd", 0.03)]
+    assert [(r.optimizer.weight_decay, r.optimizer.final_weight_decay) for r in (vit, resnet)] == [
+        (0.04, 0.4), (1e-4, 1e-4),
+    ]  # fmt: skip
+    for recipe in (vit, resnet):
+        assert (recipe.optimizer.final_lr, recipe.optimizer.clip_each_gradient_norm) == (1e-6, 3.0)
+        assert (recipe.global_batch_size, recipe.epochs, recipe.smoothing.momentum) == (512, 100, 0.996)
+        assert recipe.method.freeze_prototypes_steps == 2502  # type: ignore[union-attr]
+    assert [r.method.drop_path for r in (vit, resnet)] == [0.1, 0.0]  # type: ignore[union-attr]
+    scales = [[view.crop_scale for view in r.data.make_views()[1:3]] for r in (vit, resnet)]  # type: ignore[union-attr]
+    assert scales == [[(0.4, 1.0), (0.05, 0.4)], [(0.14, 1.0), (0.05, 0.14)]]
+    with pytest.raises(ConfigError, match="vit_small or resnet50"):
+        recipes.dino_imagenet("vit_base")  # type: ignore[arg-type]
+
+
+def test_mean_teacher_s_cosine_ends_after_its_training() -> None:
+    recipe = recipes.mean_teacher_cifar()
+    per_epoch = 50_000 // (32 * 3)
+    assert (recipe.last_step(per_epoch), recipe.total_steps(per_epoch)) == (164 * 520, 210 * 474)
+    assert abs(recipe.last_step(per_epoch) - 180 * 474) < per_epoch / 2
+    assert recipe.momentum_at(0, total_steps=recipe.total_steps(per_epoch)) == 0.5
+    assert recipe.momentum_at(10**4, total_steps=recipe.total_steps(per_epoch)) == 0.97

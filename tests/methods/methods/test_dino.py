@@ -20,8 +20,11 @@ from sts_methods import (
     build_method,
     fit,
 )
+from sts_methods.draws import uniforms
 from sts_methods.methods.dino import teacher_temperature
+from sts_methods.networks.backbones import build_backbone
 from sts_methods.networks.batch_norm import CrossRankBatchNorm
+from sts_methods.networks.drop_path import DROP_PATH_STREAM, DropPath, draws_of, dropping, use_drop_path
 
 
 def small(**changes: object) -> DinoConfig:
@@ -133,3 +136,42 @@ def test_the_head_has_batch_norm_on_request() -> None:
 def test_a_centre_that_never_moves_is_refused() -> None:
     with pytest.raises(ConfigError, match="center_momentum"):
         small(center_momentum=1.0)
+
+
+def test_paths_are_dropped_by_draws_of_their_own_that_no_batch_or_resume_changes() -> None:
+    whole, layers = batch(step=7), use_drop_path(build_backbone("test_vit"), 0.5)
+    draws = draws_of(whole, len(layers), seed=3).view(len(layers), 4, 4)  # [layers, views, images]
+    half = Batch(views=tuple(view[2:] for view in whole.views), indices=whole.indices[2:], step=7)
+    assert torch.equal(draws_of(half, len(layers), seed=3).view(len(layers), 4, 2), draws[:, :, 2:])
+    expected = uniforms(seed=3, stream=DROP_PATH_STREAM + 1, epochs=7, indices=range(4), num=len(layers))
+    assert draws[:, 1].T.double().numpy() == pytest.approx(expected, abs=1e-7)
+    assert not torch.equal(draws_of(batch(step=8), len(layers), seed=3).view_as(draws), draws)
+
+
+def test_a_dropped_branch_is_left_out_and_the_others_make_up_for_it() -> None:
+    layer, x = DropPath(0.25), torch.ones(4, 3, 2)
+    assert torch.equal(layer(x), x)
+    with dropping([layer], torch.tensor([[0.1, 0.25, 0.9, 0.2]])):
+        assert torch.equal(layer(x), x * torch.tensor([0.0, 4 / 3, 4 / 3, 0.0]).view(4, 1, 1))
+    assert torch.equal(layer(x), x)
+
+
+def test_dino_drops_paths_of_the_student_alone_and_deeper_ones_more_often() -> None:
+    plain, method = Dino(small(), seed=0), Dino(small(drop_path=0.9), seed=0)
+    rates = [layer.rate for layer in method._paths]
+    assert rates[0] == 0.0
+    assert rates[-1] == pytest.approx(0.9)
+    assert rates == sorted(rates)
+    assert not any(isinstance(module, DropPath) and module.draws is not None for module in method.modules())
+    first, again = (method(batch()) for _ in range(2))
+    assert not torch.equal(first.loss, plain(batch()).loss)
+    method.center.zero_()
+    assert torch.equal(Dino(small(drop_path=0.9), seed=0)(batch()).loss, first.loss)
+    assert torch.equal(method.teacher.backbone(batch().views[0]), plain.teacher.backbone(batch().views[0]))
+    assert plain.state_dict().keys() == method.state_dict().keys()
+    assert again.loss.isfinite()
+
+
+def test_networks_without_residual_blocks_drop_no_paths() -> None:
+    with pytest.raises(ConfigError, match="drop_path needs one of timm's transformers"):
+        Dino(small(backbone="test_resnet", drop_path=0.1), seed=0)

@@ -12,9 +12,12 @@ from sts_methods.training.optimizers import (
     Lars,
     OptimizerConfig,
     build_optimizer,
+    clip_gradients_,
     learning_rate,
     parameter_groups,
     set_learning_rate_,
+    set_weight_decay_,
+    weight_decay,
 )
 
 
@@ -161,3 +164,38 @@ def test_a_setting_outside_its_domain_is_refused(wrong: dict[str, object]) -> No
 def test_a_network_without_trainable_parameters_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing to train"):
         build_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimizerConfig())
+
+
+def test_learning_rate_and_weight_decay_end_where_dino_has_them() -> None:
+    config = OptimizerConfig(
+        name="adamw", lr=5e-4, warmup_epochs=1.0, final_lr=1e-6, weight_decay=0.04, final_weight_decay=0.4,
+        exclude_norm_and_bias=True,
+    )  # fmt: skip
+    rates = [learning_rate(config, k, total_steps=110, steps_per_epoch=10, global_batch_size=512) for k in range(111)]
+    assert [rates[0], rates[5], rates[10]] == pytest.approx([0.0, 5e-4, 1e-3])
+    cosines = [1e-6 + 0.5 * (1e-3 - 1e-6) * (1 + math.cos(math.pi * k / 100)) for k in range(101)]  # utils.py
+    assert rates[10:] == pytest.approx(cosines)
+    decays = [weight_decay(config, k, total_steps=100) for k in (0, 50, 100)]
+    assert decays == pytest.approx([0.04, 0.22, 0.4])
+    optimizer = build_optimizer(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), config)
+    set_weight_decay_(optimizer, 0.3)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+    assert weight_decay(OptimizerConfig(weight_decay=0.1), 7, total_steps=9) == 0.1
+
+
+def test_gradients_are_clipped_parameter_by_parameter_as_dino_does() -> None:
+    network = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    network(torch.ones(1, 3) * 5).sum().backward()
+    before = [p.grad.clone() for p in network.parameters() if p.grad is not None]
+    network[0].bias.requires_grad_(False).grad = None
+    clip_gradients_(network.parameters(), OptimizerConfig(clip_each_gradient_norm=0.5))
+    for parameter, gradient in zip(network.parameters(), before, strict=True):
+        if parameter.grad is not None:
+            expected = gradient * min(1.0, 0.5 / (gradient.norm().item() + 1e-6))  # utils.clip_gradients
+            torch.testing.assert_close(parameter.grad, expected)
+    assert max(p.grad.norm().item() for p in network.parameters() if p.grad is not None) == pytest.approx(0.5)
+
+
+def test_a_least_learning_rate_belongs_to_the_cosine() -> None:
+    with pytest.raises(ConfigError, match="final_lr needs schedule cosine, got constant"):
+        OptimizerConfig(schedule="constant", final_lr=1e-6)

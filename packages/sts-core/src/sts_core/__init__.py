@@ -1,6 +1,6 @@
 """TMA, SE and STS teacher updates for any student-teacher loop. See README.md."""
 
-from sts_core import distributed, doctor, fields, files, weights
+from sts_core import distributed, doctor, fields, files, masks, weights
 from sts_core.attachment import Attachment
 from sts_core.averages.posthoc import Snapshot, Synthesis, synthesize
 from sts_core.averages.record import BankRecord, averages_and_fragments
@@ -48,7 +48,7 @@ __all__ = [
     "PairingError", "Precision", "RankMismatchError", "Smoother", "SmoothingConfig", "Snapshot", "StateError",
     "StsError", "SwapError", "Synthesis", "TeacherBank", "averages_and_fragments", "constant_momentum",
     "cosine_momentum", "distributed", "doctor", "effective_momentum", "fields", "files", "fragment_age",
-    "half_life_momentum", "interval_momentum", "make_teacher", "next_noise_variance", "no_smoothing", "noise_std",
-    "output_drift", "parameter_drift", "power_momentum", "spatial_ensemble", "spatial_temporal_smoothing", "synthesize",
-    "temporal_moving_average", "warmup_momentum", "weights",
+    "half_life_momentum", "interval_momentum", "make_teacher", "masks", "next_noise_variance", "no_smoothing",
+    "noise_std", "output_drift", "parameter_drift", "power_momentum", "spatial_ensemble", "spatial_temporal_smoothing",
+    "synthesize", "temporal_moving_average", "warmup_momentum", "weights",
 ]  # fmt: skip

@@ -27,6 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+__all__ = ["neuron_mask", "philox"]
+
 WORD = 1 << 32
 _LOW = WORD - 1
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -1,9 +1,10 @@
 """The methods as their authors and the paper train them, each number with its source.
 
 Sources: "paper" is Spatial Ensemble; "STS repo" its released code; "MoCo v2" facebookresearch/moco main_moco.py with
---mlp --moco-t 0.2 --aug-plus --cos; "google" google-research/fixmatch; "DeepMind" deepmind-research/byol. Where they
-disagree the comment says whom we follow. `data.root` is still to be set: replace(recipe, data=replace(recipe.data,
-root=...)). Everything else may be replaced likewise.
+--mlp --moco-t 0.2 --aug-plus --cos; "google" google-research/fixmatch; "DeepMind" deepmind-research/byol; flags and
+"README" in the recipe of DINO facebookresearch/dino; Mean Teacher's numbers CuriousAI/mean-teacher, cifar10_test.py of
+pytorch/experiments. Where they disagree the comment says whom we follow. `data.root` is still to be set:
+replace(recipe, data=replace(recipe.data, root=...)). Everything else may be replaced likewise.
 """
 
 from dataclasses import replace
@@ -12,13 +13,19 @@ from typing import Literal
 from sts_core import ConfigError, SmoothingConfig, spatial_temporal_smoothing
 from sts_methods.data.config import DataConfig
 from sts_methods.methods.byol import ByolConfig
+from sts_methods.methods.dino import DinoConfig
 from sts_methods.methods.fixmatch import FixMatchConfig
+from sts_methods.methods.mean_teacher import MeanTeacherConfig
 from sts_methods.methods.moco import MoCoConfig
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.optimizers import OptimizerConfig
 
-__all__ = ["byol_imagenet", "fixmatch_cifar", "fixmatch_teacher", "moco_imagenet", "self_supervised_teacher"]
+__all__ = [
+    "byol_imagenet", "dino_imagenet", "fixmatch_cifar", "fixmatch_teacher", "mean_teacher_cifar", "moco_imagenet",
+    "self_supervised_teacher",
+]  # fmt: skip
 
+_IMAGENET_IMAGES = 1_281_167
 ByolVariant = Literal["code", "paper", "deepmind"]
 # DeepMind, configs/byol.py, by epochs
 DEEPMIND_RATES = {40: 0.45, 100: 0.45, 300: 0.3, 1000: 0.2}
@@ -146,4 +153,76 @@ def fixmatch_cifar(
         steps=2**20,  # google, paper
         checkpoint_every_steps=1024,  # google: 65,536 labelled images between checkpoints
         keep_checkpoints=20,  # google reports the median of the last 20
+    )
+
+
+def dino_imagenet(
+    backbone: Literal["vit_small", "resnet50"] = "vit_small", *, epochs: int = 100, m: float = 0.996, p: float = 0.0
+) -> TrainingConfig:
+    """DINO on ImageNet as its README trains ViT-S/16 ("vanilla") and ResNet-50, on 8 GPUs of 64 images each.
+
+    What differs from there is in `DinoConfig`.
+    """
+    batch, transformer = 512, backbone == "vit_small"
+    if backbone not in ("vit_small", "resnet50"):
+        raise ConfigError(f"backbone must be vit_small or resnet50, got {backbone!r}: DINO's README trains these")
+    optimizer = OptimizerConfig(
+        name="adamw" if transformer else "sgd",  # README
+        lr=5e-4 if transformer else 0.03,  # --lr, README; per 256 images
+        momentum=0.9,  # beta 1 of AdamW; DINO's SGD
+        weight_decay=0.04 if transformer else 1e-4,  # --weight_decay, README
+        final_weight_decay=0.4 if transformer else 1e-4,  # --weight_decay_end, README
+        exclude_norm_and_bias=True,  # utils.get_params_groups
+        warmup_epochs=10,  # --warmup_epochs
+        final_lr=1e-6,  # --min_lr
+        clip_each_gradient_norm=3.0,  # --clip_grad
+    )
+    return TrainingConfig(
+        method=DinoConfig(
+            backbone="vit_small_patch16_224" if transformer else "resnet50",
+            drop_path=0.1 if transformer else 0.0,  # --drop_path_rate, which ResNets do not have
+            freeze_prototypes_steps=_IMAGENET_IMAGES // batch,  # --freeze_last_layer: one epoch
+        ),
+        smoothing=self_supervised_teacher(m, p),  # --momentum_teacher
+        momentum_schedule="cosine",  # to 1
+        data=DataConfig(
+            dataset="imagefolder",
+            image_size=224,
+            views="dino",
+            crop_scale_min=None if transformer else 0.14,  # README: --global_crops_scale 0.14 1
+            local_crop_scale_max=None if transformer else 0.14,  # README: --local_crops_scale 0.05 0.14
+            num_workers=8,
+        ),
+        optimizer=optimizer,
+        global_batch_size=batch,  # 8 x --batch_size_per_gpu
+        epochs=epochs,  # --epochs
+        precision="float16",  # --use_fp16
+        checkpoint_every_minutes=15.0,
+        checkpoint_every_steps=5000,
+    )
+
+
+def mean_teacher_cifar(
+    dataset: Literal["cifar10", "cifar100"] = "cifar10", *, labels: int = 4000, m: float = 0.97, p: float = 0.0
+) -> TrainingConfig:
+    """Mean Teacher for CIFAR-10 with 4,000 labels as its authors' PyTorch code trains it on one GPU, on a Wide ResNet.
+
+    What differs from there is in `MeanTeacherConfig`. CIFAR-100 with the same numbers is ours.
+    """
+    return TrainingConfig(
+        method=MeanTeacherConfig(num_classes=100 if dataset == "cifar100" else 10),
+        smoothing=self_supervised_teacher(m, p),  # ema_decay; the teacher runs in train mode
+        momentum_schedule="warmup",  # main.py: min(1 - 1/(step + 1), ema_decay)
+        data=DataConfig(dataset=dataset, image_size=32, views="mean_teacher", num_labels=labels, unlabelled_ratio=3),
+        optimizer=OptimizerConfig(
+            lr=0.05,  # base_lr
+            scale_lr=False,  # base_batch_size is 128 in all, as here
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=2e-4,  # on all parameters
+        ),
+        global_batch_size=32,  # labelled; base_labeled_batch_size is 31
+        steps=210 * 474,  # lr_rampdown_epochs, of 474 steps
+        stop_after_epochs=164,  # epochs: 180 x 474 steps, in passes over 50,000 images
+        checkpoint_every_steps=1000,
     )

@@ -5,7 +5,6 @@ told all of it before each round. So a killed search resumes where it was, and o
 """
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,8 +86,10 @@ class Search:
 
         space: dict[str, Any] = {name: tune.choice(list(range(len(values)))) for name, values in self.lists.items()}
         space |= {name: tune.uniform(0.0, 1.0) for name in ("first", "second")}
-        logging.getLogger("optuna").setLevel(logging.WARNING)
         try:
+            import optuna  # Ray Tune's algorithm of that name stands on it
+
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
             algorithm = create_searcher(
                 self.config.sweep.search, seed=self.config.pipeline.training.seed % 2**16 * 2**16 + len(self.points)
             )

@@ -32,6 +32,8 @@ class DataConfig:
     """DINO's small crops per image."""
     crop_scale_min: float | None = None
     """Smallest share of the area that a crop covers; None is that of the views."""
+    local_crop_scale_max: float | None = added(None)
+    """Largest share of the area that one of DINO's small crops covers; None is that of the views."""
     interpolation: Interpolation | None = None
     """Filter that resizes crops, bilinear or bicubic (DeepMind's BYOL); None is that of the views."""
     mean: tuple[float, float, float] | None = added(None)
@@ -61,11 +63,9 @@ class DataConfig:
                 f"mean and std must be three numbers each in [0, 1], those of std positive, got {mean} and {std}",
                 fields=("mean", "std"),
             )
-        if self.crop_scale_min is not None and not 0.0 < self.crop_scale_min <= 1.0:
-            raise ConfigError(
-                f"crop_scale_min must be in (0, 1], got {self.crop_scale_min!r}: it is a share of the area",
-                fields=("crop_scale_min",),
-            )
+        for name in ("crop_scale_min", "local_crop_scale_max"):
+            if (value := getattr(self, name)) is not None and not 0.0 < value <= 1.0:
+                raise ConfigError(f"{name} must be in (0, 1], got {value!r}: it is a share of the area", fields=(name,))
         if self.num_labels is not None and not self.with_labels:
             semi_supervised = " and ".join(name for name, record in VIEWS.items() if record.labelled)
             raise ConfigError(
@@ -108,4 +108,6 @@ class DataConfig:
             return view
         if (low := self.crop_scale_min) is not None and view.size == self.image_size:
             view = replace(view, crop_scale=(low, max(low, view.crop_scale[1])))
+        if (high := self.local_crop_scale_max) is not None and view.size != self.image_size:
+            view = replace(view, crop_scale=(min(high, view.crop_scale[0]), high))
         return replace(view, interpolation=self.interpolation or view.interpolation)

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from sts_core import ConfigError, make_teacher
 from sts_core.distributed import sum_over_ranks, world_size
+from sts_core.fields import added
 from sts_methods.batch import Batch
 from sts_methods.methods.base import MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.health import health_metrics
 from sts_methods.methods.losses import cross_view_entropy, full_precision
 from sts_methods.networks.backbones import Stem, build_backbone, features, num_features
 from sts_methods.networks.batch_norm import use_cross_rank_batch_norm
+from sts_methods.networks.drop_path import draws_of, dropping, use_drop_path
 from sts_methods.networks.heads import Encoder, initialised_from
 from sts_methods.validation import check_not_negative, check_positive
 
@@ -26,17 +28,18 @@ NUM_GLOBAL_VIEWS = 2
 class DinoConfig:
     """The networks and temperatures of DINO; numbers from facebookresearch/dino main_dino.py, vision_transformer.py.
 
-    Left out: stochastic depth in the student's backbone (--drop_path_rate 0.1), a trained gain of the last layer, the
-    cosine schedule of the weight decay (--weight_decay to --weight_decay_end), and the learning rate's least value
-    (--min_lr 1e-6; the cosine here ends at 0). Otherwise than there: the teacher's temperature moves at every step, not
-    every epoch; timm's transformers start the class token at a deviation of 1e-6, not .02, and resize position
-    embeddings with antialiasing.
+    The schedules of weight decay and learning rate are the optimizer's (`sts_methods.recipes.dino_imagenet`). Left out:
+    a trained gain of the last layer. Otherwise than there: the teacher's temperature moves at every step, not every
+    epoch; timm's transformers start the class token at a deviation of 1e-6, not .02, and resize position embeddings
+    with antialiasing.
     """
 
     backbone: str = "vit_small_patch16_224"  # --arch, --patch_size
     """Name for `build_backbone`."""
     stem: Stem = "imagenet"
     """First layers: ImageNet's, or a 3x3 convolution without max-pool for small images (ResNets)."""
+    drop_path: float = added(0.0)  # --drop_path_rate 0.1 for transformers
+    """Share of samples that skip a residual branch of the student's last block, less before it; transformers only."""
     hidden_dim: int = 2048  # DINOHead
     """Width of the two hidden layers of the head."""
     head_batch_norm: bool = False  # --use_bn_in_head
@@ -70,6 +73,8 @@ class DinoConfig:
         check_not_negative(
             warmup_teacher_steps=self.warmup_teacher_steps, freeze_prototypes_steps=self.freeze_prototypes_steps
         )
+        if not 0.0 <= self.drop_path < 1.0:
+            raise ConfigError(f"drop_path must be in [0, 1), got {self.drop_path!r}", fields=("drop_path",))
         if not 0.0 <= self.center_momentum < 1.0:
             raise ConfigError(
                 f"center_momentum must be in [0, 1), got {self.center_momentum!r}: the reference has 0.9",
@@ -128,10 +133,13 @@ class Dino(StudentTeacherMethod):
         use_cross_rank_batch_norm(self.student)
         self.teacher = cast(DinoNetwork, make_teacher(self.student))
         self.register_buffer("center", torch.zeros(config.num_prototypes))
+        self._seed = seed
+        self._paths = use_drop_path(self.student.backbone, config.drop_path) if config.drop_path else []
 
     def forward(self, batch: Batch) -> StepResult:
         config = self.config
-        embeddings = self.student.head(self._features(self.student, batch.views))
+        draws = draws_of(batch, len(self._paths), seed=self._seed) if self._paths and self.training else None
+        embeddings = self.student.head(self._features(self.student, batch.views, draws))
         with torch.no_grad():
             teacher_embeddings = self.teacher.head(self._features(self.teacher, batch.views[:NUM_GLOBAL_VIEWS]))
         with full_precision(embeddings):
@@ -147,11 +155,18 @@ class Dino(StudentTeacherMethod):
         if step < self.config.freeze_prototypes_steps:
             self.student.prototypes.weight.grad = None
 
-    @staticmethod
-    def _features(network: DinoNetwork, views: tuple[Tensor, ...]) -> Tensor:
-        """Features of all views in their order, [V·N, D]: one forward pass for each run of views of equal size."""
+    def _features(self, network: DinoNetwork, views: tuple[Tensor, ...], draws: Tensor | None = None) -> Tensor:
+        """Features of all views in their order, [V·N, D]: one forward pass for each run of views of equal size.
+
+        `draws` [layers, V·N] decide what the student's layers drop.
+        """
         runs = [torch.cat(list(run)) for _, run in groupby(views, key=lambda view: view.shape[-1])]
-        return torch.cat([features(network.backbone, images) for images in runs])
+        parts = [None] * len(runs) if draws is None else draws.split_with_sizes([len(images) for images in runs], dim=1)
+        made = []
+        for images, part in zip(runs, parts, strict=True):
+            with dropping(self._paths, part):
+                made.append(features(network.backbone, images))
+        return torch.cat(made)
 
     @torch.no_grad()
     def _targets(self, embeddings: Tensor, batch: Batch) -> Tensor:

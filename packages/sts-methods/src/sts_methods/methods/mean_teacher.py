@@ -23,9 +23,9 @@ from sts_methods.validation import check_not_negative, check_positive
 class MeanTeacherConfig:
     """The classifier and the costs; numbers from mean-teacher pytorch/experiments/cifar10_test.py, for 4,000 labels.
 
-    Its training has momentum .99 with `momentum_schedule="warmup"`. Not followed: the network, 31 labelled and 97 other
-    images a batch (here an integer `unlabelled_ratio`; 3 comes near), an unlabelled set without the labelled images
-    (here it is all images), and a learning rate whose cosine would end 50 epochs after the training.
+    Its training is `sts_methods.recipes.mean_teacher_cifar`. Not followed: the network, 31 labelled and 97 other images
+    a batch (here an integer `unlabelled_ratio`; 3 comes near), and an unlabelled set without the labelled images (here
+    it is all images).
     """
 
     backbone: str = "wrn_28_2"  # the reference's is a Shake-Shake-26; this one makes FixMatch comparable

@@ -19,10 +19,13 @@ from sts_methods.runs.runtime import Runtime
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.optimizers import (
     build_optimizer,
+    clip_gradients_,
     learning_rate,
     nonfinite,
     set_learning_rate_,
+    set_weight_decay_,
     step_unless_,
+    weight_decay,
 )
 from sts_methods.training.precision import autocast_dtype
 
@@ -109,9 +112,9 @@ class Learner:
     def update_student(self, step: int) -> None:
         """One optimizer step, unless `skip`."""
         set_learning_rate_(self.optimizer, self.learning_rate(step))
+        set_weight_decay_(self.optimizer, weight_decay(self.config.optimizer, step, total_steps=self.total_steps))
         self.method.adjust_gradients_(step)
-        if self.config.optimizer.clip_gradient_norm is not None:
-            nn.utils.clip_grad_norm_(self._trained, self.config.optimizer.clip_gradient_norm)
+        clip_gradients_(self._trained, self.config.optimizer)
         step_unless_(self.skip, self.optimizer)
         self.scaler.update()
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from sts_core import ConfigError
-from sts_methods.training.learning_rate import RateSchedule, learning_rate_factor
+from sts_core.fields import added
+from sts_methods.training.learning_rate import RateSchedule, cosine, learning_rate_factor
 
 OptimizerName = Literal["sgd", "lars", "adamw"]
+_NOT_NEGATIVE = (
+    "lr", "weight_decay", "warmup_epochs", "warmup_start", "trust_coefficient", "momentum", "decay", "final_lr",
+    "final_weight_decay",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +54,13 @@ class OptimizerConfig:
     decay: float = 0.1
     """Factor of the step schedule."""
     clip_gradient_norm: float | None = None
-    """Rescale the gradients if their norm, over all parameters together, exceeds this value; DINO's reference clips
-    each parameter's by itself, to 3."""
+    """Rescale the gradients if their norm, over all parameters together, exceeds this value."""
+    clip_each_gradient_norm: float | None = added(None)
+    """Rescale the gradient of each parameter whose norm exceeds this value (DINO)."""
+    final_lr: float = added(0.0)
+    """Where the cosine of the learning rate ends (DINO); not scaled."""
+    final_weight_decay: float | None = added(None)
+    """Where the weight decay ends, which moves there along a cosine from the first step on (DINO); none keeps it."""
 
     def __post_init__(self) -> None:
         for name, choices in (("name", OptimizerName), ("schedule", RateSchedule)):
@@ -59,9 +69,9 @@ class OptimizerConfig:
                 raise ConfigError(
                     f"optimizer.{name} must be one of {known}, got {getattr(self, name)!r}", fields=(name,)
                 )
-        for name in ("lr", "weight_decay", "warmup_epochs", "warmup_start", "trust_coefficient", "momentum", "decay"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                value = getattr(self, name)
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < math.inf:
                 raise ConfigError(
                     f"optimizer.{name} must be zero or positive and finite, got {value!r}", fields=(name,)
                 )
@@ -75,23 +85,31 @@ class OptimizerConfig:
                 "optimizer.schedule 'step' needs milestones, got none: name the epochs of the decays",
                 fields=("schedule", "milestones"),
             )
-        if self.clip_gradient_norm is not None and not self.clip_gradient_norm > 0.0:
+        if self.final_lr and self.schedule != "cosine":
             raise ConfigError(
-                f"optimizer.clip_gradient_norm must be positive, got {self.clip_gradient_norm!r}: pass None for none",
-                fields=("clip_gradient_norm",),
+                f"optimizer.final_lr needs schedule cosine, got {self.schedule}: set it to 0",
+                fields=("final_lr", "schedule"),
             )
+        for name in ("clip_gradient_norm", "clip_each_gradient_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0.0:
+                raise ConfigError(
+                    f"optimizer.{name} must be positive, got {value!r}: pass None for none", fields=(name,)
+                )
 
 
 def learning_rate(
     config: OptimizerConfig, step: int, *, total_steps: int, steps_per_epoch: int, global_batch_size: int
 ) -> float:
-    """lr · (batch / 256 if scaled) · schedule(step)."""
+    """lr · (batch / 256 if scaled) · schedule(step), or, after the warm-up, on the way from there to `final_lr`."""
     base = config.lr * (global_batch_size / 256 if config.scale_lr else 1.0)
-    return base * learning_rate_factor(
+    warmup_steps = config.warmup_epochs * steps_per_epoch
+    final = config.final_lr if step >= warmup_steps else 0.0
+    return final + (base - final) * learning_rate_factor(
         config.schedule,
         step,
         total_steps=total_steps,
-        warmup_steps=config.warmup_epochs * steps_per_epoch,
+        warmup_steps=warmup_steps,
         warmup_start=config.warmup_start,
         milestones=[epoch * steps_per_epoch for epoch in config.milestones],
         decay=config.decay,
@@ -102,6 +120,32 @@ def learning_rate(
 def set_learning_rate_(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def weight_decay(config: OptimizerConfig, step: int, *, total_steps: int) -> float:
+    """λ' + (λ − λ')·½(1 + cos(πk/K)), from λ at the first step to `final_weight_decay` λ'; without one, λ."""
+    start, final = config.weight_decay, config.final_weight_decay
+    return start if final is None else final + (start - final) * cosine(step, total_steps)
+
+
+def set_weight_decay_(optimizer: Optimizer, decay: float) -> None:
+    """For all parameters but those that have none."""
+    for group in optimizer.param_groups:
+        if not group["exempt"]:
+            group["weight_decay"] = decay
+
+
+@torch.no_grad()
+def clip_gradients_(parameters: Iterable[Tensor], config: OptimizerConfig) -> None:
+    """Rescale gradients that are too long, together or each by itself: g ← g · min(1, c / (|g| + 1e-6))."""
+    found = [parameter for parameter in parameters if parameter.grad is not None]
+    if config.clip_gradient_norm is not None:
+        nn.utils.clip_grad_norm_(found, config.clip_gradient_norm)
+    if config.clip_each_gradient_norm is not None and found:
+        gradients = [cast(Tensor, parameter.grad) for parameter in found]
+        norms = torch.stack(torch._foreach_norm(gradients))
+        factors = (config.clip_each_gradient_norm / (norms + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, list(factors.unbind()))
 
 
 def is_norm_or_bias(module: nn.Module, name: str) -> bool:
