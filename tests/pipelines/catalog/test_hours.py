@@ -66,3 +66,16 @@ def test_a_sweep_counts_all_of_its_runs() -> None:
     assert work.num_runs(resolve("byol-imagenet-p-by-m", ["--sweep.with-control", "true"])) > 50
     assert work.num_runs(resolve("fixmatch-cifar10-20-p-by-m")) == 1, "one student with 32 teachers"
     assert work.num_runs(resolve("byol-imagenet-drift")) == 3
+
+
+def test_a_sweep_says_how_long_all_of_its_runs_take_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(work, "flops_of", lambda pipeline: (2_083_150_000_000, 8_174_000_000))  # BYOL, ResNet-50
+    monkeypatch.setattr("sts_pipelines.cli.verbs.run.check_and_note", lambda config, folder: None)
+    monkeypatch.setattr("sts_pipelines.sweep.run.run_sweep", lambda config: said.append(capsys.readouterr().err))
+    assert main(["sweep", "byol-imagenet-p-by-m", "--data.root", "photos"]) == 0
+    assert said == ["32 runs in all: about 37 days on 8 A100 or 120 on 8 RTX 2080 Ti, by estimate\n"]
+    assert main(["sweep", "byol-digits-p-by-m"]) == 0
+    assert said[1:] == [""], "nothing is known of CPUs"
