@@ -13,15 +13,18 @@ import pytest
 import torch
 
 from sts_methods.runs.checkpoint import read_checkpoint
+from sts_pipelines.cli.main import main
 from tests import processes
 
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
     pytest.mark.timeout(900),  # on a machine that does much else
+    # Ray warns about its own deprecated settings and leaves sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]
 Below = Callable[[int], dict[int, str]]
-STEPS = 160
+STEPS = 105
 """Workers keep running for about two seconds, or 20 steps, when their driver is killed: they must not reach the end."""
 FLAGS = (
     *("--cluster.num-workers", "2"),
@@ -30,9 +33,12 @@ FLAGS = (
 )
 
 
+def arguments(storage: Path) -> list[str]:
+    return ["run", "moco-digits-sts", *FLAGS, "--cluster.storage-path", str(storage / "runs")]
+
+
 def start(storage: Path) -> processes.Process:
-    command = [sys.executable, "-m", "sts_pipelines", "run", "moco-digits-sts", *FLAGS]
-    command += ["--cluster.storage-path", str(storage / "runs")]
+    command = [sys.executable, "-m", "sts_pipelines", *arguments(storage)]
     home = storage / "home"
     home.mkdir(parents=True, exist_ok=True)
     with (storage / "stderr.txt").open("ab") as errors:
@@ -83,12 +89,12 @@ def final_weights(storage: Path) -> dict[str, torch.Tensor]:
 
 
 def test_killed_workers_drivers_and_clusters_and_a_torn_checkpoint_change_no_bit(
-    tmp_path: Path, processes_below: Below
+    tmp_path: Path, ray_cluster: None, processes_below: Below
 ) -> None:
     calm, chaotic = tmp_path / "calm", tmp_path / "chaotic"
-    finish(start(calm), calm)
+    assert main(arguments(calm)) == 0
     draw = random.Random(5)
-    first, second, third = (draw.randrange(start, start + 20) for start in (5, 45, 85))
+    first, second, third = (draw.randrange(start, start + 15) for start in (5, 35, 75))
     started: list[int] = []
     try:
         driver = start(chaotic)
@@ -119,6 +125,6 @@ def test_killed_workers_drivers_and_clusters_and_a_torn_checkpoint_change_no_bit
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert len((folder_of(chaotic) / "metrics.jsonl").read_text().splitlines()) == STEPS
-    for storage in (calm, chaotic):  # nothing was written but the run folder, and compiled kernels for all runs to come
-        assert [path.name for path in (storage / "runs").iterdir()] == [folder_of(storage).name]
-        assert {path.name for path in (storage / "home").iterdir()} <= {".cache"}
+    # Nothing was written but the run folder, and compiled kernels for all runs to come.
+    assert [path.name for path in (chaotic / "runs").iterdir()] == [folder_of(chaotic).name]
+    assert {path.name for path in (chaotic / "home").iterdir()} <= {".cache"}
