@@ -6,7 +6,20 @@ import pytest
 from torch import nn
 
 from sts_core.errors import ConfigError
-from sts_methods import ByolConfig, DataConfig, FixMatch, FixMatchConfig, MoCoConfig, multi_crop, recipes, two_views
+from sts_methods import (
+    Byol,
+    ByolConfig,
+    DataConfig,
+    DinoConfig,
+    FixMatch,
+    FixMatchConfig,
+    MeanTeacherConfig,
+    MoCoConfig,
+    multi_crop,
+    recipes,
+    two_views,
+)
+from sts_methods.networks.wide_resnet import WideResNet
 from sts_methods.training.optimizers import OptimizerConfig, parameter_groups
 from sts_methods.views.specs import CropView, local_size, weak_and_strong
 
@@ -147,3 +160,21 @@ def test_mean_teacher_s_cosine_ends_after_its_training() -> None:
     assert abs(recipe.last_step(per_epoch) - 180 * 474) < per_epoch / 2
     assert recipe.momentum_at(0, total_steps=recipe.total_steps(per_epoch)) == 0.5
     assert recipe.momentum_at(10**4, total_steps=recipe.total_steps(per_epoch)) == 0.97
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        (Byol, "the teacher sees view 2 first"),
+        (Byol, "update k has m(k + 1)"),
+        (DinoConfig, "a trained gain of the last layer"),
+        (DinoConfig, "moves at every step"),
+        (DinoConfig, "class token"),
+        (DinoConfig, "with antialiasing"),
+        (MeanTeacherConfig, "Not followed: the network"),
+        (WideResNet, "batch norms have an ε of 1e-3"),
+        (WideResNet, "kekmodel's first blocks of stages 2 and 3"),
+    ],
+)
+def test_what_is_not_as_in_the_reference_is_declared(where: type, told: str) -> None:
+    assert told in " ".join((where.__doc__ or "").split())

@@ -88,6 +88,9 @@ def test_the_published_protocols_have_their_published_numbers():
     assert (moco.weight_decay, moco.momentum, moco.batch_norm, moco.augment) == (0.0, 0.9, False, True)
     assert (byol.learning_rates, byol.epochs, byol.schedule, byol.batch_norm) == ((0.2,), 80, "cosine", True)
     assert byol_protocol(batch_norm=False).batch_norm is False
+    assert "the 32 images of each GPU by themselves and drops the last" in " ".join(
+        (byol_protocol.__doc__ or "").split()
+    )  # ours does neither
     assert [moco.rate_factor(epoch * 10, 10) for epoch in (0, 59, 60, 80)] == pytest.approx([1, 1, 0.1, 0.01])
     assert [byol.rate_factor(step, 10) for step in (0, 400, 800)] == pytest.approx([1, 0.5, 0])
 
