@@ -81,7 +81,11 @@ def shortened(name: str, roots: dict[str, Path]) -> list[str]:
     if "--initial.weights" in words:
         words[words.index("--initial.weights") + 1] = str(trained_network(roots[dataset]))
     words += SHORTER + SMALLER[dataset]
-    if dataset in SMALL_NETWORK and name not in WITH_THEIR_OWN_NETWORK:
+    if name.startswith("dino"):
+        words += ["--method.num-prototypes", "64", "--precision", "float32"]
+    if "vit" in name:
+        words += ["--method.backbone", "test_vit"]
+    elif dataset in SMALL_NETWORK and name not in WITH_THEIR_OWN_NETWORK:
         words += ["--method.backbone", SMALL_NETWORK[dataset]]
     if name == "byol-digits-drift":
         words += ["--epochs", "null", "--steps", "22"]  # an epoch, which is what a drift is measured over

@@ -44,7 +44,9 @@ def test_the_catalog_says_what_the_model_counts(monkeypatch: pytest.MonkeyPatch)
         config = entry.build()
         millions = work.millions_of(config)
         assert millions is not None
-        assert entry.hours == estimated(millions, gpus=base_of(config).cluster.num_workers), entry.name
+        base = base_of(config)
+        half = base.training.precision != "float32"
+        assert entry.hours == estimated(millions, gpus=base.cluster.num_workers, half=half), entry.name
 
 
 def test_only_what_depends_on_your_images_has_a_question_mark(capsys: pytest.CaptureFixture[str]) -> None:

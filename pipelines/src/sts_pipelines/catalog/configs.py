@@ -63,6 +63,19 @@ def fixmatch_cifar(
     )
 
 
+def dino_imagenet(name: str, *, backbone: Literal["vit_small", "resnet50"]) -> PipelineConfig:
+    """DINO with a plain linear probe; its own sees the class tokens of a transformer's last four blocks."""
+    training = recipes.dino_imagenet(backbone)
+    linear = byol_protocol(batch_norm=False)
+    return PipelineConfig(name=name, training=training, cluster=EIGHT_GPUS, evaluation=_imagenet(linear))
+
+
+def mean_teacher_cifar(name: str) -> PipelineConfig:
+    """Mean Teacher, whose own classifiers are measured."""
+    evaluation = EvaluationConfig(after_training=("few-labels",))
+    return PipelineConfig(name=name, training=recipes.mean_teacher_cifar(), cluster=ONE_GPU, evaluation=evaluation)
+
+
 def byol_small(name: str, *, dataset: Dataset, m: float, p: float) -> PipelineConfig:
     """BYOL for a laptop.
 

@@ -1,0 +1,72 @@
+"""Methods that the paper has no rows of, as their authors train them: DINO on ImageNet, Mean Teacher on CIFAR-10."""
+
+from typing import TYPE_CHECKING, Literal
+
+from sts_pipelines.catalog.families import EIGHT_GPUS
+from sts_pipelines.catalog.hours import estimate_in_words, estimated
+from sts_pipelines.catalog.registry import named
+
+if TYPE_CHECKING:
+    from sts_pipelines.config.pipeline import PipelineConfig
+
+DINO: dict[Literal["vit_small", "resnet50"], tuple[str, str, float, str]] = {
+    "vit_small": (
+        "vit-s16",
+        "ViT-S/16",
+        674.6,
+        "about 69.3 % k-NN, as DINO's README says of its own code",
+    ),
+    "resnet50": (
+        "resnet50",
+        "ResNet-50",
+        603.4,
+        "a teacher far above random features; DINO's README has no number for so short a run",
+    ),
+}
+"""The names of a network, million images' worth of work (hours.py) and what to expect."""
+MEAN_TEACHER = 0.763
+
+
+def _dino(backbone: Literal["vit_small", "resnet50"]) -> None:
+    short, title, millions, expected = DINO[backbone]
+    name = f"dino-imagenet-100ep-{short}"
+
+    @named(name, paper="-", hardware=EIGHT_GPUS, hours=estimated(millions, gpus=8, half=True))
+    def build() -> "PipelineConfig":
+        from sts_pipelines.catalog.configs import dino_imagenet
+
+        return dino_imagenet(name, backbone=backbone)
+
+    build.__doc__ = f"""DINO, {title}, 100 epochs of ImageNet with eight small crops, as its README trains it.
+
+    sts run {name} --data.root /data/imagenet
+
+    Spatially smoothed with --smoothing.preserve-probability 0.5. Hardware: 8 GPUs with memory for 64 images each.
+    Time: {estimate_in_words(millions, gpus=8, half=True)}, not measured.
+    Expect {expected}.
+    """
+
+
+for _backbone in DINO:
+    _dino(_backbone)
+
+
+def _mean_teacher() -> None:
+    name = "mean-teacher-cifar10-4000"
+
+    @named(name, paper="-", hardware="1 GPU", hours=estimated(MEAN_TEACHER, gpus=1))
+    def build() -> "PipelineConfig":
+        from sts_pipelines.catalog.configs import mean_teacher_cifar
+
+        return mean_teacher_cifar(name)
+
+    build.__doc__ = f"""Mean Teacher on CIFAR-10, 4,000 labels, a WRN-28-2, else as its authors' code has it.
+
+    sts run {name} --data.root /data/cifar10
+
+    Spatially smoothed with --smoothing.preserve-probability 0.5. Hardware: 1 GPU. Time:
+    {estimate_in_words(MEAN_TEACHER, gpus=1)}, not measured. Expect more than the labels alone give.
+    """
+
+
+_mean_teacher()
