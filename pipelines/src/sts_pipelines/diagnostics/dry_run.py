@@ -55,7 +55,7 @@ def check_pipeline(config: AnyPipeline, *, placement: bool) -> str:
     if trials:
         lines.append(f"sweep: {len(trials)} trials")
     if (estimate := estimate_of(config)) is not None:
-        lines.append(f"hours, estimated: {estimate}")
+        lines.append(f"time, estimated: {estimate}")
     if placement:
         lines.append(_placement(pipeline))
     return "\n".join([f"{pipeline.name}", *lines, "check passed"])
