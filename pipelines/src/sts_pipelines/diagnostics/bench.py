@@ -63,7 +63,8 @@ def bench(config: AnyPipeline, *, num_steps: int, synthetic: bool) -> str:
     evaluation = seconds_of_evaluation(
         pipeline, method.backbone("teacher"), num_train=num_train, batch_size=per_worker(pipeline)
     )
-    return "\n".join(_told(config, clock, steps=steps, evaluation=evaluation, synthetic=synthetic))
+    images = training.global_batch_size * (1 + training.data.unlabelled_ratio if training.data.with_labels else 1)
+    return "\n".join(_told(config, clock, images=images, steps=steps, evaluation=evaluation, synthetic=synthetic))
 
 
 def _check_data(pipeline: PipelineConfig) -> None:
@@ -166,13 +167,13 @@ def _whole(pipeline: PipelineConfig, found: int, *, synthetic: bool) -> tuple[in
     return training.last_step(max(1, num // (training.global_batch_size * ratio))), num
 
 
-def _told(config: AnyPipeline, clock: _Clock, *, steps: int, evaluation: float, synthetic: bool) -> Sequence[str]:
+def _told(
+    config: AnyPipeline, clock: _Clock, *, images: int, steps: int, evaluation: float, synthetic: bool
+) -> Sequence[str]:
     pipeline, device = base_of(config), clock.device
     if not clock.steps:
         raise UsageError(f"{pipeline.name} is over after {WARM_UP} steps, which warm up: raise --steps or --epochs")
     data, workers = pipeline.training.data, max(1, pipeline.cluster.num_workers)
-    ratio = 1 + data.unlabelled_ratio if data.with_labels else 1
-    images = pipeline.training.global_batch_size // workers * ratio
     step, runs = clock.total / clock.steps, num_runs(config)
     phases = {name: 1e3 * seconds / max(clock.phase_steps, 1) for name, seconds in clock.seconds.items()}
     waited = phases.get("input", 0.0) / max(sum(phases.values()), 1e-9)
