@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sts_core import StateError, averages_and_fragments, spatial_temporal_smoothing
+from sts_core import ConfigError, StateError, averages_and_fragments, spatial_temporal_smoothing
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed, which Trainer needs")
@@ -83,6 +83,16 @@ def test_a_checkpoint_without_a_teacher_is_refused(tmp_path: Path) -> None:
     add_teacher(run, CONFIG, seed=3)
     with pytest.raises(StateError, match=r"needs its teacher, but .*checkpoint-4 has no teacher.json"):
         run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_a_version_that_passes_no_optimizer_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    teacher, bank = add_teacher(run, CONFIG, seed=3), add_bank(run)
+    for callback in (teacher, bank):
+        with pytest.raises(ConfigError, match=r"needs the Trainer's optimizer, which this version does not pass"):
+            callback.on_train_begin(run.args, run.state, run.control, model=run.model)
+    assert teacher.smoother is None
+    assert bank.bank is None
 
 
 def test_a_bank_is_measured_by_the_trainers_own_evaluation_and_resumes(tmp_path: Path) -> None:

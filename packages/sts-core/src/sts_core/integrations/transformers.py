@@ -14,7 +14,7 @@ from sts_core.attachment import Attachment
 from sts_core.averages.record import BankRecord, averages_and_fragments
 from sts_core.bank import TeacherBank
 from sts_core.config import SmoothingConfig
-from sts_core.errors import StateError
+from sts_core.errors import ConfigError, StateError
 from sts_core.files import replacing, write_atomically
 from sts_core.pairing import make_teacher
 from sts_core.schedules import Schedule
@@ -70,7 +70,7 @@ class TeacherCallback(TrainerCallback):  # type: ignore[misc]  # transformers ne
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the teacher from the model, or take it from the checkpoint that is resumed."""
-        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        model, optimizer = _given(kwargs)
         self.smoother = Smoother(student=model, teacher=make_teacher(model), config=self.config, seed=self.seed)
         if state.global_step:
             self._restore(_checkpoint(args, state))
@@ -132,7 +132,8 @@ class BankCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the teachers from the model, or take them from the checkpoint that is resumed."""
-        self.bank = TeacherBank(student=kwargs["model"], configs=self.configs, seed=self.seed)
+        model, optimizer = _given(kwargs)
+        self.bank = TeacherBank(student=model, configs=self.configs, seed=self.seed)
         if state.global_step:
             file = _checkpoint(args, state) / BANK
             if not file.is_file():
@@ -140,7 +141,7 @@ class BankCallback(TrainerCallback):  # type: ignore[misc]
             self.bank.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
         path = Path(args.output_dir) / "averages.jsonl" if self.path is None else self.path
         self.record = BankRecord(self.bank, path, self._metrics)
-        self._attachment = self.bank.attach(kwargs["optimizer"])
+        self._attachment = self.bank.attach(optimizer)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let the optimizer go; the teachers stay."""
@@ -166,6 +167,16 @@ class BankCallback(TrainerCallback):  # type: ignore[misc]
         if self.bank is not None and state.is_world_process_zero:
             with replacing(_checkpoint(args, state) / BANK) as partial:
                 torch.save(self.bank.state_dict(), partial)
+
+
+def _given(kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The model and the optimizer, as every Trainer passes them since callbacks exist."""
+    missing = [name for name in ("model", "optimizer") if kwargs.get(name) is None]
+    if missing:
+        raise ConfigError(
+            f"on_train_begin needs the Trainer's {' and '.join(missing)}, which this version does not pass"
+        )
+    return kwargs["model"], kwargs["optimizer"]
 
 
 def _checkpoint(args: Any, state: Any) -> Path:
