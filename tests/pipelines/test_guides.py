@@ -24,6 +24,8 @@ def shortened(command: str, imagenet: Path, made: list[Path]) -> tuple[list[str]
     if "resnet50.a1_in1k" in words:
         there |= {"resnet50.a1_in1k": str(trained_network(imagenet))}
     words = [there.get(word, word) for word in words[1:]]
+    if words[0] == "bench":
+        words += ["--num-steps", "1"]
     if words[0] in ("run", "sweep"):
         words += SHORTER + (SMALLER if {"imagenet", "photos"} & {*words[1].split("-")} else [])
         words += ["--method.backbone", "test_resnet"] if "photos" in words[1] else []
