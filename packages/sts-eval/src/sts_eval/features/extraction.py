@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,18 +139,28 @@ class FrozenBackbone:
                 stacklevel=3,
             )
 
-    @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
+        return self.on_device(images).cpu()
+
+    @torch.no_grad()
+    def on_device(self, images: Tensor) -> Tensor:
+        """The features where they were computed, for which the host does not wait."""
         layout = torch.channels_last if self.config.channels_last and images.ndim == 4 else torch.preserve_format
         images = images.to(self.device, non_blocking=True, memory_format=layout)
         dtype = getattr(torch, self.config.precision)
         with torch.autocast(self.device.type, dtype=dtype, enabled=self.config.precision != "float32"):
             features = forward_features(self.backbone, images)
-        return features.float().cpu()
+        return features.float()
 
     def num_features(self, dataset: Any) -> int:
         ((images, _),) = load_batches(dataset, [[0]])
         return self(images).shape[1]
+
+    def loaded(self, dataset: Any, batches: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of the dataset as this network wants them: pinned for a GPU."""
+        return load_batches(
+            dataset, batches, num_workers=self.config.num_workers, pin_memory=self.device.type == "cuda"
+        )
 
     def fill(self, store: FeatureStore, dataset: Any) -> tuple[float, float]:
         """Compute this process's share of the missing blocks; returns seconds of (loading, forward)."""
@@ -160,10 +170,7 @@ class FrozenBackbone:
         if not blocks:  # complete already: start no loader processes
             return loading, forward
         clock = time.perf_counter()
-        loaded = load_batches(
-            dataset, batches, num_workers=self.config.num_workers, pin_memory=self.device.type == "cuda"
-        )
-        for block, (images, labels) in zip(blocks, loaded, strict=True):
+        for block, (images, labels) in zip(blocks, self.loaded(dataset, batches), strict=True):
             arrived = time.perf_counter()
             features = self(images)
             if not features.isfinite().all():

@@ -113,10 +113,10 @@ class AugmentedFeatures(TrainingFeatures):
         whole = [order[i : i + self.config.batch_size] for i in range(0, self.num_rows, self.config.batch_size)]
         mine = [batch[distributed.rank() :: distributed.world_size()].tolist() for batch in whole]
         read = [batch for batch in mine if batch]  # the last batch may be too small for every process to get some of it
-        loaded = load_batches(self._samples(epoch), read, num_workers=self.backbone.config.num_workers)
+        loaded = self.backbone.loaded(self._samples(epoch), read)
         for batch, part in zip(whole, mine, strict=True):
             if part:
                 images, labels = next(loaded)
-                yield self.backbone(images), labels, len(batch)
+                yield self.backbone.on_device(images), labels, len(batch)
             else:
                 yield torch.empty(0, self.num_features), torch.empty(0, dtype=torch.int64), len(batch)

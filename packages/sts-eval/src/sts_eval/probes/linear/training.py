@@ -82,7 +82,7 @@ def train_by_sgd(
     for epoch in range(run.epochs[-1] if run.epochs else 0, config.epochs):
         for index, (values, labels, count) in enumerate(source.epoch(epoch)):
             factor = config.rate_factor(epoch * steps_per_epoch + index, steps_per_epoch)
-            heads.step(values.to(device), labels.to(device), count=count, rate_factor=factor)
+            heads.step(values.to(device), labels.to(device, non_blocking=True), count=count, rate_factor=factor)
         if (epoch + 1) % config.evaluate_every_epochs == 0 or epoch + 1 == config.epochs:
             run.add(epoch + 1, {split: percent_correct(heads, data, ks) for split, data in splits.items()})
             state.save(heads, run)
