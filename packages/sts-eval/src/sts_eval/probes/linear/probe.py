@@ -155,7 +155,7 @@ def _run(
         splits["held-out"] = source.held_out
     if config.solver != "sgd":
         assert isinstance(source, CachedFeatures), "the config refuses augmentation for exact solvers"
-        return solve_exactly(source, splits, ks, config, num_classes=num_classes)
+        return solve_exactly(source, splits, ks, config, num_classes=num_classes, device=device)
     file = Path(state_file) if state_file else None
     return train_by_sgd(source, splits, ks, config, num_classes=num_classes, device=device, state_file=file)
 

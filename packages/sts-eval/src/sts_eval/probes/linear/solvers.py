@@ -17,6 +17,8 @@ TOLERANCE = 1e-4  # scikit-learn's LogisticRegression
 MAX_ITERATIONS = 300
 """L-BFGS iterations per regularisation."""
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Standardisation:
@@ -32,26 +34,28 @@ def share(values: Tensor) -> Tensor:
     return values[edges[distributed.rank()] : edges[distributed.rank() + 1]]
 
 
-def pieces(data: Tensor, rows: Tensor | None) -> Iterator[Tensor]:
-    """This process's share of the given rows of `data`, or of all, piece by piece: no more than a piece is copied."""
+def pieces(data: Tensor, rows: Tensor | None, device: torch.device) -> Iterator[Tensor]:
+    """This process's share of the given rows of `data`, or of all, piece by piece on the device: no more than
+    a piece is copied."""
     if rows is None:
-        yield from torch.split(share(data), CHUNK)
+        yield from (piece.to(device) for piece in torch.split(share(data), CHUNK))
     else:
-        yield from (data[part] for part in torch.split(share(rows), CHUNK))
+        yield from (data[part].to(device) for part in torch.split(share(rows), CHUNK))
 
 
-def column_mean(values: Tensor, rows: Tensor | None) -> Tensor:
+def column_mean(values: Tensor, rows: Tensor | None, device: torch.device) -> Tensor:
     """The mean of the rows, in float64, from each process's share."""
-    total = torch.zeros(values.shape[1], dtype=torch.float64)
-    for piece in pieces(values, rows):
+    total = torch.zeros(values.shape[1], dtype=torch.float64, device=device)
+    for piece in pieces(values, rows, device):
         total += piece.sum(0, dtype=torch.float64)
     return distributed.sum_over_ranks_(total) / len(values if rows is None else rows)
 
 
-def standardise(values: Tensor, rows: Tensor | None) -> Standardisation:
+def standardise(values: Tensor, rows: Tensor | None, device: torch.device) -> Standardisation:
     """Moments of the rows; a second pass for the deviations, since E[x²] − E[x]² cancels."""
-    mean, total = column_mean(values, rows), torch.zeros(values.shape[1], dtype=torch.float64)
-    for piece in pieces(values, rows):
+    mean = column_mean(values, rows, device)
+    total = torch.zeros_like(mean)
+    for piece in pieces(values, rows, device):
         total += (piece - mean.float()).square_().sum(0, dtype=torch.float64)
     deviation = (distributed.sum_over_ranks_(total) / len(values if rows is None else rows)).sqrt()
     deviation[deviation < 1e-8] = 1.0  # a constant column carries nothing: leave it
@@ -66,16 +70,18 @@ def softmax_regression(
     *,
     rows: Tensor | None = None,
     tolerance: float = TOLERANCE,
+    device: torch.device = CPU,
 ) -> list[tuple[Tensor, Tensor]]:
     """Weights [C, D] and biases [C] in the units of `values`, one pair per λ, in the order given.
 
     minimise  mean_n CE(W z_n + b, y_n) + λ/2·‖W‖²   with z the standardised features.
 
     With `rows` only those are fitted. The path starts at the strongest λ and each solution starts the next. Features
-    are copied a piece at a time at most: their standardisation is folded into the weights, z·W = x·(W/σ) − (μ/σ)·W.
+    come to `device`, where all is computed, a piece at a time: their standardisation is folded into the weights,
+    z·W = x·(W/σ) − (μ/σ)·W.
     """
-    problem = _SoftmaxProblem(values, labels, rows, num_classes, standardise(values, rows))
-    parameters = torch.zeros(num_classes, values.shape[1] + 1)
+    problem = _SoftmaxProblem(values, labels, rows, num_classes, standardise(values, rows, device))
+    parameters = torch.zeros(num_classes, values.shape[1] + 1, device=device)
     solutions: dict[float, tuple[Tensor, Tensor]] = {}
     for strength in sorted(set(regularisations), reverse=True):
         parameters = problem.solve(parameters, strength, tolerance)
@@ -103,11 +109,12 @@ class _SoftmaxProblem:
         """The objective and its gradient with respect to [C, D + 1]; p − onehot is that of the cross entropy."""
         weight, bias = self.unfolded(parameters)
         total, by_weight, by_bias = (
-            torch.zeros(1, dtype=torch.float64),
+            torch.zeros(1, dtype=torch.float64, device=weight.device),
             torch.zeros_like(weight),
             torch.zeros_like(bias),
         )
-        for piece, labels in zip(pieces(self.values, self.rows), pieces(self.labels, self.rows), strict=True):
+        read = (pieces(data, self.rows, weight.device) for data in (self.values, self.labels))
+        for piece, labels in zip(*read, strict=True):
             logits = torch.addmm(bias, piece, weight.T)
             logs = logits.log_softmax(1)
             total -= logs.gather(1, labels[:, None]).sum(dtype=torch.float64)
@@ -145,32 +152,38 @@ class _SoftmaxProblem:
 
 
 def ridge_regression(
-    values: Tensor, labels: Tensor, num_classes: int, regularisations: Sequence[float], *, rows: Tensor | None = None
+    values: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    regularisations: Sequence[float],
+    *,
+    rows: Tensor | None = None,
+    device: torch.device = CPU,
 ) -> list[tuple[Tensor, Tensor]]:
     """Weights [C, D] and biases [C], one pair per λ, of least squares on targets +1 (own class) and −1 (others).
 
     minimise  1/N·Σ_n ‖W (x_n − μ) + b − t_n‖² + λ·‖W‖²,   W = T'X'·(X'ᵀX' + N·λ·I)⁻¹
 
-    With `rows` only those are fitted. X'ᵀX' is made once and factored (Cholesky) for each λ. In float64: it squares the
-    condition number.
+    With `rows` only those are fitted. X'ᵀX' is made once, on `device`, and factored (Cholesky) for each λ, on the CPU.
+    In float64: it squares the condition number.
     """
     count, width = len(values if rows is None else rows), values.shape[1]
-    mean = column_mean(values, rows)
-    gram = torch.zeros(width, width, dtype=torch.float64)
-    sums = torch.zeros(num_classes, width, dtype=torch.float64)
-    for piece, part in zip(pieces(values, rows), pieces(labels, rows), strict=True):
+    mean = column_mean(values, rows, device)
+    gram = torch.zeros(width, width, dtype=torch.float64, device=device)
+    sums = torch.zeros(num_classes, width, dtype=torch.float64, device=device)
+    for piece, part in zip(pieces(values, rows, device), pieces(labels, rows, device), strict=True):
         centred = piece.double() - mean
         for start in range(0, width, GRAM_COLUMNS):  # the upper triangle only, in blocks: half the work
             block = slice(start, start + GRAM_COLUMNS)
             gram[block, start:].addmm_(centred[:, block].T, centred[:, start:])
         sums.index_add_(0, part, centred)
-    gram = distributed.sum_over_ranks_(gram).triu()
+    gram, sums = (distributed.sum_over_ranks_(total).cpu() for total in (gram, sums))
+    gram, mean = gram.triu(), mean.cpu()
     gram += gram.triu(1).T
     # Targets are 2·onehot − 1; against centred features the −1 vanishes.
-    cross = 2.0 * distributed.sum_over_ranks_(sums).T
-    target_mean = (
-        2.0 * torch.bincount(labels if rows is None else labels[rows], minlength=num_classes).double() / count - 1.0
-    )
+    cross = 2.0 * sums.T
+    counts = torch.bincount(labels if rows is None else labels[rows], minlength=num_classes).double()
+    target_mean = 2.0 * counts / count - 1.0
     solutions = []
     for strength in regularisations:
         damped = gram + count * strength * torch.eye(width, dtype=torch.float64)

@@ -163,6 +163,7 @@ def solve_exactly(
     config: LinearProbeConfig,
     *,
     num_classes: int,
+    device: torch.device,
 ) -> ProbeRun:
     """One classifier per regularisation, each at its optimum, evaluated on every split.
 
@@ -171,15 +172,15 @@ def solve_exactly(
     solve = softmax_regression if config.solver == "lbfgs" else ridge_regression
     values, labels = source.data.values, source.data.labels
     rest = None if source.held_out is None else source.rows
-    solutions = solve(values, labels, num_classes, config.regularisations, rows=rest)
-    heads = ParallelHeads(config, source.num_features, num_classes, torch.device("cpu"))
+    solutions = solve(values, labels, num_classes, config.regularisations, rows=rest, device=device)
+    heads = ParallelHeads(config, source.num_features, num_classes, device)
     run = ProbeRun(heads=heads)
     if source.held_out is not None:
         heads.assign_(solutions)
         held_out = percent_correct(heads, source.held_out, ks)
         run.accuracies["held-out"] = [held_out]
         chosen = config.regularisations[run.chosen]
-        (solutions[run.chosen],) = solve(values, labels, num_classes, (chosen,))
+        (solutions[run.chosen],) = solve(values, labels, num_classes, (chosen,), device=device)
     heads.assign_(solutions)
     run.add(1, {"test": percent_correct(heads, splits["test"], ks)})
     return run
