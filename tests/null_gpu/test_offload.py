@@ -6,6 +6,8 @@ import pytest
 
 from tests.null_gpu import machine
 
+pytestmark = pytest.mark.slow  # all of them wait for one process
+
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:

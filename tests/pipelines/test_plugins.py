@@ -104,6 +104,7 @@ def agree():
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 3])
 def test_a_module_of_the_current_folder_is_imported_wherever_the_flag_stands(tmp_path: Path, place: int) -> None:
     (tmp_path / "mine.py").write_text(MODULE + OWN_PIPELINE)

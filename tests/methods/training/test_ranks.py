@@ -16,6 +16,8 @@ SCRIPT = Path(__file__).with_name("rank_cases.py")
 
 Results = dict[str, Any]
 
+pytestmark = pytest.mark.slow  # all of them wait for the processes of the first
+
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]:
@@ -51,7 +53,6 @@ def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], *, tole
         assert (actual[name] - tensor).abs().max().item() <= allowed, name
 
 
-@pytest.mark.slow
 def test_rows_reach_the_rank_that_wants_them_in_its_order_and_keep_their_format(
     two_ranks: tuple[Results, Results], one_process: Results
 ) -> None:

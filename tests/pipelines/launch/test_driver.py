@@ -153,6 +153,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_not_the_run(tiny: Tiny) -> 
     assert same_bits(weights(folder, 6), expected)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_leaves_the_earlier_checkpoints(tiny: Tiny, tmp_path: Path) -> None:
     pipeline = tiny("byol-digits-sts", steps=8)
     reference = run(tiny("byol-digits-sts", steps=8, storage=tmp_path / "reference"))

@@ -180,6 +180,7 @@ def test_a_bank_that_applied_other_values_voids_the_cells_concerned(
         run_sweep(recipe)
 
 
+@pytest.mark.slow
 def test_one_student_gives_the_teachers_of_separate_runs_bit_for_bit(tiny: Tiny, tmp_path: Path) -> None:
     pipeline = tiny("fixmatch-digits-sts", steps=4)
     grid = GridConfig(momenta=(0.0, 0.9), preserve_probabilities=(0.0, 0.5, 0.9), granularities=("layer", "channel"),
