@@ -93,7 +93,7 @@ def test_layers_of_one_module_move_apart_and_modules_move_together() -> None:
 
 
 @pytest.mark.parametrize("p", [0.7, 0.97, 0.99])
-def test_a_tensors_draws_do_not_depend_on_what_is_drawn_beside_it(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_of_a_tensor_do_not_depend_on_what_is_drawn_beside_it(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [("a", 100), ("b", 70_000), ("c", 1), ("d", 0), ("e", 40_000)]
     alone = {name: masks.neuron_mask(name, size, probability=p, step=5, seed=9) for name, size in sizes}
     monkeypatch.setattr(masks, "WEIGHTS_AT_ONCE", 1 << 15)
