@@ -16,6 +16,7 @@ from sts_pipelines.terminal import roughly
 
 _PLAN = "plan.json"
 _SECONDS_TO_START, _SECONDS_FOR_A_STEP = 30.0, 60.0
+_CLOCKS_DIFFER = 1.0
 
 
 def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
@@ -44,8 +45,8 @@ def seconds_left(folder: Path, *, since: float = 0.0) -> SecondsLeft | None:
 
 
 def is_planned(folder: Path, *, since: float) -> bool:
-    """Whether a run was begun since then."""
-    return _modified(folder / _PLAN) >= since
+    """Whether a run was begun since then; the clock of files may be a little behind."""
+    return _modified(folder / _PLAN) >= since - _CLOCKS_DIFFER
 
 
 def tell_seconds_left(label: str, left: SecondsLeft, *, num_later: int = 0) -> str:
@@ -104,7 +105,7 @@ class Watcher(FolderWatcher):
             if seconds := patience.lost():
                 self.say(f"{folder.name}: waiting for the workers to start, {format_seconds(seconds)} so far")
             finished = self._stop.is_set()
-            if _modified(folder / _PLAN) >= self._since - 1.0:
+            if is_planned(folder, since=self._since):
                 return True
             if finished:
                 return False
