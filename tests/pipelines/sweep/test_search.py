@@ -1,17 +1,21 @@
 """Searches that learn: Optuna itself, told what the trials before have reached, by runs or by a stand-in for them."""
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sts_pipelines.config.cluster import ClusterConfig
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.sweep import GridConfig, SweepConfig
 from sts_pipelines.errors import UsageError
+from sts_pipelines.launch.cluster import TRIAL_CPUS
 from sts_pipelines.sweep import run, search
 from sts_pipelines.sweep.run import run_sweep, sweep_folder
 from sts_pipelines.sweep.search import Search
@@ -81,6 +85,51 @@ def test_rounds_are_as_wide_as_the_machine_and_controls_come_last(tiny: Tiny, ro
     trials = searched(sweep_of(tiny, num_samples=5, max_concurrent=4, seeds=(0, 1), with_control=True))
     assert [len(one) for one in rounds] == [4, 4, 2, 10]
     assert [trial.control for trial in trials] == [False] * 10 + [True] * 10
+
+
+@contextlib.contextmanager
+def no_cluster(config: ClusterConfig, **options: Any) -> Iterator[None]:
+    yield
+
+
+def on_a_cluster(config: SweepConfig, address: str) -> SweepConfig:
+    cluster = replace(config.pipeline.cluster, num_workers=1, address=address)
+    return replace(config, pipeline=replace(config.pipeline, cluster=cluster))
+
+
+def test_rounds_are_as_wide_as_the_cluster_that_is_joined(
+    tiny: Tiny, rounds: list[list[Trial]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    config = on_a_cluster(sweep_of(tiny, num_samples=12), "10.0.0.1:6379")
+    needed = config.pipeline.cluster.cpus_per_worker + TRIAL_CPUS
+    monkeypatch.setattr(run, "ray_cluster", no_cluster)
+    monkeypatch.setattr(run, "local_resources", lambda: {"CPU": 1.0})
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 5 * needed})
+    searched(config)
+    assert [len(one) for one in rounds] == [5, 5, 2]
+
+
+@pytest.mark.parametrize("with_control", [False, True])
+def test_a_search_that_is_finished_starts_no_ray(
+    with_control: bool, tiny: Tiny, rounds: list[list[Trial]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    def cluster(config: ClusterConfig, **options: Any) -> AbstractContextManager[None]:
+        started.append(str(config.address))
+        return no_cluster(config)
+
+    monkeypatch.setattr(run, "ray_cluster", cluster)
+    monkeypatch.setattr(run, "is_finished", lambda folder, *_, **__: folder.name in {t.name for r in rounds for t in r})
+    config = on_a_cluster(sweep_of(tiny, num_samples=2, max_concurrent=1, with_control=with_control), "auto")
+    trials = searched(config)
+    assert searched(config) == trials
+    assert started == ["auto"]
+    rounds.clear()
+    searched(config)
+    assert started == ["auto"] * 2, "its points are known, and nothing else"
 
 
 @pytest.mark.slow

@@ -72,8 +72,7 @@ def _train(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
 
         train_one_student(config, trials, folder)
         return
-    searching = config.sweep.search != "grid"
-    missing = [trial for trial in trials if not is_finished(folder / trial.name, config.pipeline, searching=searching)]
+    missing = _missing(config, trials, folder)
     print(f"{len(trials)} trials, {len(trials) - len(missing)} finished before: {folder}", flush=True)
     with TrialWatcher(folder, missing, metric=config.sweep.metric):
         if missing and config.pipeline.cluster.num_workers == 0:
@@ -82,23 +81,30 @@ def _train(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
             _tune(config, missing, folder)
 
 
+def _missing(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> list[Trial]:
+    searching = config.sweep.search != "grid"
+    return [trial for trial in trials if not is_finished(folder / trial.name, config.pipeline, searching=searching)]
+
+
 def _search(config: SweepConfig, folder: Path) -> list[Trial]:
     """Run what a killed search has left, then round after round of new points; all trials in the end."""
     from sts_pipelines.sweep.search import Search
 
-    search, cluster = Search(config, folder), config.pipeline.cluster
-    with _cluster_of(config) if cluster.num_workers else contextlib.nullcontext():
-        at_a_time = config.sweep.max_concurrent or (
-            num_trials_at_a_time(local_resources(), cluster) if cluster.num_workers else 1
-        )
+    search = Search(config, folder)
+
+    def wanted() -> list[Trial]:
+        added = controls(search.trials()) if config.sweep.with_control else ()
+        return distinct([*search.trials(), *added])
+
+    unfinished = search.num_left > 0 or _missing(config, wanted(), folder)
+    with _cluster_of(config) if config.pipeline.cluster.num_workers and unfinished else contextlib.nullcontext():
         if new := search.trials():
             _train(config, new, folder)
-        while new := search.more(at_a_time):
-            _train(config, new, folder)
+        while search.num_left > 0:
+            _train(config, search.more(_num_at_a_time(config)), folder)
         if config.sweep.with_control:
-            _train(config, added := list(controls(search.trials())), folder)
-            return distinct([*search.trials(), *added])
-    return search.trials()
+            _train(config, list(controls(search.trials())), folder)
+    return wanted()
 
 
 def sweep_folder(config: SweepConfig) -> Path:
@@ -143,7 +149,6 @@ def _tune(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
     cluster, grid = config.pipeline.cluster, config.sweep
     jobs = {trial.name: job_of(trial, config.pipeline, folder).to_plain() for trial in trials}
     groups = _groups(list(jobs), grid.cells_per_trial if grid.search != "asha" else 1)
-    concurrent = grid.max_concurrent or num_trials_at_a_time(local_resources(), cluster)
     with answered_in([folder / trial.name for trial in trials]), _cluster_of(config):
         import ray
         from ray import tune
@@ -153,10 +158,6 @@ def _tune(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
         # Nothing reads what Tune's loggers write, and the one for TensorBoard can wait for its queue for ever at exit.
         os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # failures are told once, at the end
-        if cluster.address is not None:
-            concurrent = grid.max_concurrent or num_trials_at_a_time(
-                ray.cluster_resources(), cluster, trial_cpus=TRIAL_CPUS
-            )
         space = {"jobs": tune.grid_search([[jobs[name] for name in group] for group in groups])}
         tuner = tune.Tuner(
             tune.with_resources(trainable_of(config), {"CPU": TRIAL_CPUS}),
@@ -164,7 +165,7 @@ def _tune(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
             tune_config=tune.TuneConfig(
                 metric=grid.metric,
                 mode="max",
-                max_concurrent_trials=concurrent,
+                max_concurrent_trials=_num_at_a_time(config),
                 scheduler=asha(config) if grid.search == "asha" else None,
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
@@ -189,6 +190,18 @@ def _cluster_of(config: SweepConfig) -> AbstractContextManager[None]:
     concurrent = config.sweep.max_concurrent or num_trials_at_a_time(local_resources(), cluster)
     num_cpus = concurrent * (cluster.num_workers * cluster.cpus_per_worker + TRIAL_CPUS)
     return ray_cluster(cluster, num_cpus=num_cpus, dashboard=True)
+
+
+def _num_at_a_time(config: SweepConfig) -> int:
+    """How many trials are to run at a time on the cluster that there is a connection to, or in this process."""
+    cluster = config.pipeline.cluster
+    if config.sweep.max_concurrent or cluster.num_workers == 0:
+        return config.sweep.max_concurrent or 1
+    if cluster.address is None:
+        return num_trials_at_a_time(local_resources(), cluster)
+    import ray
+
+    return num_trials_at_a_time(ray.cluster_resources(), cluster, trial_cpus=TRIAL_CPUS)
 
 
 def _groups(names: Sequence[str], size: int) -> list[list[str]]:

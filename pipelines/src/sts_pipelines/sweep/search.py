@@ -67,10 +67,15 @@ class Search:
         known = [value for value in values if value is not None]
         return sum(known) / len(known) if known and len(known) == len(values) else None
 
+    @property
+    def num_left(self) -> int:
+        """How many of the `num_samples` points have not been chosen yet."""
+        return self.config.sweep.num_samples - len(self.points)
+
     def more(self, num_trials: int) -> list[Trial]:
         """The trials of new points, about so many; none when all `num_samples` points have been chosen."""
         num = max(1, num_trials // max(1, len(self.config.sweep.seeds)))
-        num = min(num, self.config.sweep.num_samples - len(self.points))
+        num = min(num, self.num_left)
         if num <= 0:
             return []
         algorithm = self._algorithm()
