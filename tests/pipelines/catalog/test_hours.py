@@ -70,6 +70,13 @@ def test_a_sweep_counts_all_of_its_runs() -> None:
     assert work.num_runs(resolve("byol-imagenet-drift")) == 3
 
 
+def test_optuna_chooses_one_granularity_for_each_of_its_points() -> None:
+    flags = ["--sweep.search", "optuna", "--sweep.num-samples", "5", "--sweep.seeds", "0,1"]
+    flags += ["--sweep.granularities", "layer,channel,neuron"]
+    assert work.num_runs(resolve("byol-imagenet-p-by-m", flags)) == 10
+    assert work.num_runs(resolve("byol-imagenet-p-by-m", [*flags, "--sweep.with-control", "true"])) == 20
+
+
 def test_a_sweep_says_how_long_all_of_its_runs_take_before_it_begins(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

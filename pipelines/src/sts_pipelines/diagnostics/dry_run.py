@@ -19,7 +19,7 @@ from sts_pipelines.diagnostics.preflight import check_data, check_evaluations, i
 from sts_pipelines.diagnostics.work import estimate_of
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launch.placement import fits
-from sts_pipelines.sweep.trials import trials_of
+from sts_pipelines.sweep.trials import num_trials
 
 GRANULARITIES = ("layer", "module", "channel", "neuron")
 
@@ -41,9 +41,9 @@ def check_pipeline(config: AnyPipeline, *, placement: bool) -> str:
     if pipeline.training.data.root is not None:
         check_data(pipeline)
     method = build_method(pipeline.training.method, seed=pipeline.training.seed)
-    trials = trials_of(config) if isinstance(config, SweepConfig) else []
+    trials = num_trials(config) if isinstance(config, SweepConfig) else 0
     one_student = isinstance(config, SweepConfig) and config.sweep.one_student
-    bank = len(trials) if one_student else len(pipeline.training.bank)
+    bank = trials if one_student else len(pipeline.training.bank)
     lines = [
         *_initial_weights(pipeline),
         *_size(method),
@@ -53,7 +53,7 @@ def check_pipeline(config: AnyPipeline, *, placement: bool) -> str:
     ]
     lines += [*_shared_memory(pipeline), *_one_step(pipeline, method)]
     if trials:
-        lines.append(f"sweep: {len(trials)} trials")
+        lines.append(f"sweep: {trials} trials")
     if (estimate := estimate_of(config)) is not None:
         lines.append(f"time, estimated: {estimate}")
     if placement:

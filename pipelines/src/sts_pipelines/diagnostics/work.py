@@ -6,7 +6,7 @@ from sts_pipelines.config.kinds import AnyPipeline, base_of
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
 from sts_pipelines.config.sweep import SweepConfig
 from sts_pipelines.diagnostics.fake_step import fake_step, forward_flops
-from sts_pipelines.sweep.trials import trials_of
+from sts_pipelines.sweep.trials import num_trials
 
 
 def estimate_of(config: AnyPipeline) -> str | None:
@@ -28,7 +28,7 @@ def millions_of(config: AnyPipeline) -> float | None:
 def num_runs(config: AnyPipeline) -> int:
     """How many trainings a pipeline, comparison or sweep is."""
     if isinstance(config, SweepConfig):
-        return 1 if config.sweep.one_student else len(trials_of(config))
+        return 1 if config.sweep.one_student else num_trials(config)
     return len(config.variants) if isinstance(config, ComparisonConfig) else 1
 
 

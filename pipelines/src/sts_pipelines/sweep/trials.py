@@ -91,6 +91,14 @@ def trials_of(config: SweepConfig) -> list[Trial]:
     return distinct([*found, *(controls(found) if grid.with_control else ())])
 
 
+def num_trials(config: SweepConfig) -> int:
+    """How many trials a sweep has; at most as many where the values of one decide about the next."""
+    grid = config.sweep
+    if grid.search != "optuna":
+        return len(trials_of(config))
+    return grid.num_samples * max(1, len(grid.seeds)) * (1 + grid.with_control)
+
+
 def trials_at(config: SweepConfig, m: float, p: float, granularity: Any, settings: Settings) -> list[Trial]:
     """The trials of one point: one for each seed."""
     base = with_settings(config.pipeline, settings).training.smoothing
