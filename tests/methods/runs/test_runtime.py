@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sts_core import spatial_temporal_smoothing
+from sts_core import temporal_moving_average
 from sts_methods import CheckpointError, LocalRuntime, RunPlan
 from tests.methods.training import tiny_training as tiny
 
@@ -107,7 +107,6 @@ def test_who_asks_for_a_checkpoint_waits_for_the_step_that_has_one(tmp_path: Pat
         ({}, [10, 12]),
         ({"checkpoint_every_steps": 5, "verify_ranks_every_steps": 3}, [3, 5, 6, 9, 10, 12]),
         ({"log_every_steps": 6}, [6, 10, 12]),
-        ({"smoothing": spatial_temporal_smoothing(0.9, 0.5, buffers="smooth")}, list(range(1, 13))),
     ],
 )
 def test_ranks_share_their_statistics_before_somebody_reads_them_and_in_every_tenth_step(
@@ -117,11 +116,23 @@ def test_ranks_share_their_statistics_before_somebody_reads_them_and_in_every_te
     monkeypatch.setattr(tiny.TinyMethod, "share_statistics_", lambda self: found.append(steps[-1]), raising=False)
     rarely = {"log_every_steps": 100, "checkpoint_every_steps": None, "verify_ranks_every_steps": None}
     runtime = LocalRuntime(tmp_path, progress=False, on_step=steps.append)
-    monkeypatch.setattr(
-        tiny.TinyMethod, "teacher_buffers", changes.get("smoothing", tiny.tiny_config().smoothing).buffers
-    )
     tiny.tiny_fit(tiny.tiny_config(**(rarely | changes)), runtime)
     assert [last + 1 for last in found] == shared_at
+
+
+@pytest.mark.parametrize("whose", ["own", "bank"])
+def test_ranks_share_the_statistics_that_a_teacher_smooths_before_it_does(
+    whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smoothing = temporal_moving_average(0.9, buffers="smooth")
+    changes: dict[str, Any] = {"smoothing": smoothing} if whose == "own" else {"bank": {"other": smoothing}}
+    monkeypatch.setattr(
+        tiny.TinyMethod, "share_statistics_", lambda self: self.student[1].running_mean.fill_(1e4), raising=False
+    )
+    monkeypatch.setattr(tiny.TinyMethod, "teacher_buffers", "smooth" if whose == "own" else "keep")
+    result = tiny.tiny_fit(tiny.tiny_config(steps=1, **changes), tiny.runtime(tmp_path))
+    teacher = result.method.teacher if whose == "own" else result.bank["other"]
+    torch.testing.assert_close(teacher[1].running_mean, torch.full((8,), 1e3), atol=10.0, rtol=0.0)  # 0.9 of its own
 
 
 def test_a_run_that_resumes_from_a_checkpoint_ahead_of_time_is_the_run_that_nobody_disturbed(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ class Learner:
         self.bank = None
         if config.bank:
             self.bank = TeacherBank(student=method.student, configs=config.bank, seed=config.seed, spread=True)
+        self._smooths_statistics = any(one.buffers == "smooth" for one in (config.smoothing, *config.bank.values()))
         self._wrapped: nn.Module = runtime.wrap(self.method)
         self.skip = torch.zeros((), device=self.device)
         """1 if the last gradients, of any rank, or their losses are not finite: then student and teacher stay."""
@@ -120,6 +121,8 @@ class Learner:
 
     def update_teacher(self, step: int) -> None:
         """One smoother update, unless `skip`, of the method's teacher and of every teacher in the bank."""
+        if self._smooths_statistics:
+            self.method.share_statistics_()
         self.smoother.update(momentum=self.momentum(step), skip=self.skip)
         if self.bank is not None:
             self.bank.update(skip=self.skip)

@@ -70,10 +70,8 @@ class Run:
         """Optimizer steps done."""
         self.metrics: dict[str, float] = {}
         """The last metrics reported."""
-        smoothing = (config.smoothing, *config.bank.values())
         self._shared_every = (
-            # A teacher that smooths statistics reads them in every step.
-            1 if any(one.buffers == "smooth" for one in smoothing) else SHARED_EVERY,
+            SHARED_EVERY,
             *(config.verify_ranks_every_steps, config.checkpoint_every_steps, config.log_every_steps),
             None if self.drift is None and observation is None else self.data.steps_per_epoch,
         )
