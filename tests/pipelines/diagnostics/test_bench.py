@@ -1,7 +1,6 @@
 """sts bench: a few real steps, what they cost and what a whole run would."""
 
 import contextlib
-import itertools
 import re
 import tempfile
 from pathlib import Path
@@ -10,7 +9,8 @@ import pytest
 import torch
 
 from sts_pipelines.cli.main import main
-from sts_pipelines.diagnostics.bench import WARM_UP, _Clock, _EnoughError
+from sts_pipelines.diagnostics.bench import WARM_UP, _Clock, _EnoughError, _measurable
+from sts_pipelines.errors import UsageError
 
 SMALL = ("--method.backbone", "test_resnet", "--data.image-size", "32", "--data.num-workers", "0")
 
@@ -61,17 +61,39 @@ def test_made_up_images_stand_in_for_those_that_are_not_there(
 
 def test_a_training_that_is_over_too_soon_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "byol-digits-sts", "--steps", "2"]) == 2
-    assert f"is over after {WARM_UP} steps" in capsys.readouterr().err
+    assert (
+        "takes at least 6 steps, 5 of them to warm up, but byol-digits-sts is over after 2" in capsys.readouterr().err
+    )
     assert main(["bench", "byol-digits-sts", "--num-steps", "0"]) == 2
+
+
+def test_a_run_shorter_than_the_bench_has_all_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    for kind, least in (("cpu", 1), ("cuda", 2)):
+        device = torch.device(kind)
+        for left in range(least, 80):
+            clock = _Clock(_measurable(50, total=WARM_UP + left, device=device, name="short"), device)
+            ended(clock, steps=WARM_UP + left)
+            assert clock.steps == clock.num_steps >= min(50, left * 10 // 11 - 1)
+            assert clock.phase_steps > 0
+            assert clock.step - clock.num_steps == (0 if kind == "cpu" else max(1, clock.num_steps // 10))
+        with pytest.raises(UsageError, match=f"at least {WARM_UP + least} steps"):
+            _measurable(50, total=WARM_UP + least - 1, device=device, name="short")
+
+
+def ended(clock: _Clock, *, steps: int) -> None:
+    """The clock is told of so many steps, or of as many as it wants."""
+    with contextlib.suppress(_EnoughError):
+        for _ in range(steps):
+            for phase in ("input", "student", "teacher", "end of step"):
+                clock.ended(phase)
 
 
 def test_a_gpu_is_waited_for_in_a_tenth_of_the_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     clock = _Clock(20, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append(clock.step))
-    with contextlib.suppress(_EnoughError):
-        for phase in itertools.cycle(("input", "student", "teacher", "end of step")):
-            clock.ended(phase)
+    ended(clock, steps=100)
     assert waits == [0, 20, *[20] * 4, *[21] * 4], "at the first and last step, then in every phase of two more"
     assert (clock.steps, clock.phase_steps) == (20, 2)
     assert set(clock.seconds) == {"input", "student", "teacher", "end of step"}

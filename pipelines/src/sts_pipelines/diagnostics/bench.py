@@ -1,6 +1,7 @@
 """A pipeline measured by a few of its own steps, in this process: images per second, phases, memory, and the hours."""
 
 import contextlib
+import math
 import resource
 import sys
 import tempfile
@@ -48,15 +49,17 @@ def bench(config: AnyPipeline, *, num_steps: int, synthetic: bool) -> str:
         training = _of_one_worker(pipeline)
         if synthetic:
             training = replace(training, data=_made_up(training, Path(name)))
-        method, clock = build_method(training.method, seed=training.seed), _Clock(num_steps, default_device())
+        method, device = build_method(training.method, seed=training.seed), default_device()
         data = build_training_data(
             training.data,
             seed=training.seed,
             global_batch_size=training.global_batch_size,
             accumulation=training.accumulation,
-            device=clock.device,
+            device=device,
             labelled_order=getattr(training.method, "labelled_order", "epochs"),
         )
+        total = training.last_step(data.steps_per_epoch)
+        clock = _Clock(_measurable(num_steps, total=total, device=device, name=pipeline.name), device)
         with contextlib.suppress(_EnoughError):
             fit(training, LocalRuntime(Path(name) / "run", progress=False), method=method, data=data, ended=clock.ended)
     steps, num_train = _whole(pipeline, data.num_samples, synthetic=synthetic)
@@ -65,6 +68,19 @@ def bench(config: AnyPipeline, *, num_steps: int, synthetic: bool) -> str:
     )
     images = training.global_batch_size * (1 + training.data.unlabelled_ratio if training.data.with_labels else 1)
     return "\n".join(_told(config, clock, images=images, steps=steps, evaluation=evaluation, synthetic=synthetic))
+
+
+def _measurable(asked: int, *, total: int, device: torch.device, name: str) -> int:
+    """The steps asked for, or as many as a run of `total` leaves after the warm-up, and on a GPU before phases."""
+    left = total - WARM_UP
+    num = min(asked, left if device.type == "cpu" else left - math.ceil(left / 11))
+    if num < 1:
+        least = WARM_UP + (1 if device.type == "cpu" else 2)
+        raise UsageError(
+            f"a bench takes at least {least} steps, {WARM_UP} of them to warm up, but {name} is over after {total}: "
+            "raise --steps or --epochs"
+        )
+    return num
 
 
 def _check_data(pipeline: PipelineConfig) -> None:
@@ -171,8 +187,6 @@ def _told(
     config: AnyPipeline, clock: _Clock, *, images: int, steps: int, evaluation: float, synthetic: bool
 ) -> Sequence[str]:
     pipeline, device = base_of(config), clock.device
-    if not clock.steps:
-        raise UsageError(f"{pipeline.name} is over after {WARM_UP} steps, which warm up: raise --steps or --epochs")
     data, workers = pipeline.training.data, max(1, pipeline.cluster.num_workers)
     step, runs = clock.total / clock.steps, num_runs(config)
     phases = {name: 1e3 * seconds / max(clock.phase_steps, 1) for name, seconds in clock.seconds.items()}
