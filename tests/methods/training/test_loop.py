@@ -4,11 +4,12 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sts_core import Smoother, SmoothingConfig, no_smoothing, spatial_ensemble, temporal_moving_average
 from sts_core.errors import ConfigError
@@ -19,6 +20,8 @@ from sts_methods.methods.fixmatch import FixMatchConfig
 from sts_methods.methods.moco import MoCoConfig
 from sts_methods.methods.registry import MethodConfig, build_method, method_name
 from sts_methods.training.config import TrainingConfig
+from sts_methods.training.data import build_data
+from sts_methods.training.drift import drift_tracker
 from sts_methods.training.learner import Learner
 from sts_methods.training.loop import fit
 from sts_methods.training.optimizers import OptimizerConfig
@@ -169,6 +172,25 @@ def test_drift_is_recorded_once_per_epoch_and_is_zero_for_a_frozen_teacher(tmp_p
         frozen = SmoothingConfig(momentum=0.0, preserve_probability=1.0, buffers="keep")
     tiny.tiny_fit(tiny.tiny_config(track_drift=True, smoothing=frozen), tiny.runtime(tmp_path / "frozen"))
     assert [e["parameter_drift"] for e in tiny.logged(tmp_path / "frozen") if "parameter_drift" in e] == [0.0] * 3
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_drift_is_measured_on_the_unlabelled_images_of_all_ranks_with_unequal_parts(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered: list[Any] = []
+
+    def gather(view: Tensor, rows: tuple[int, ...]) -> Tensor:
+        gathered.append((len(view), rows))
+        return view
+
+    monkeypatch.setattr("sts_methods.batch.rank", lambda: rank)
+    monkeypatch.setattr("sts_methods.training.drift.gather_batch", gather)
+    views = DataConfig(views="fixmatch", num_labels=40, image_size=8, unlabelled_ratio=7)
+    config = TrainingConfig(method=FixMatchConfig(num_classes=10), data=views, global_batch_size=8, epochs=1)
+    data = build_data(config, SimpleNamespace(rank=rank, world_size=3, device=torch.device("cpu")))  # type: ignore[arg-type]
+    drift_tracker(config, data, nn.Linear(1, 1))
+    assert gathered == [((14, 21, 21)[rank], (14, 21, 21))]
 
 
 def test_drift_within_less_than_an_epoch_is_refused_before_the_first_step(tmp_path: Path) -> None:

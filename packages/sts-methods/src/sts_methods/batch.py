@@ -36,6 +36,10 @@ class Batch:
         """This rank's images over the mean of all ranks', by which its mean loss counts in that of the ranks."""
         return 1.0 if self.shares is None else self.shares[rank()] * len(self.shares) / sum(self.shares)
 
+    def rows_of_ranks(self, mine: int) -> tuple[int, ...] | None:
+        """How many rows each rank has of what this one has `mine`; None if all have as many."""
+        return None if self.shares is None else tuple(mine * share // self.shares[rank()] for share in self.shares)
+
     def labelled_part(self) -> tuple[Tensor, Tensor]:
         """The labelled images and their classes, for methods that cannot do without."""
         if self.labelled is None or self.labels is None:

@@ -48,4 +48,5 @@ def drift_tracker(config: TrainingConfig, data: TrainingData, teacher: nn.Module
     first = next(data.steps(0))[0]
     if config.data.on_error == "skip":
         data.skipped.clear()  # a resumed run may have met none of these
-    return DriftTracker(teacher, gather_batch(first.views[0], first.shares))
+    view = first.views[0]
+    return DriftTracker(teacher, gather_batch(view, first.rows_of_ranks(len(view))))
