@@ -1,15 +1,17 @@
 """Who is named and ended when no step comes, with a board in memory and ranks that are threads of this process."""
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from sts_methods import RunPlan
 from sts_pipelines.config.cluster import ClusterConfig
 from sts_pipelines.launch import standstill
-from sts_pipelines.launch.standstill import Note, StandstillWatch, culprits
+from sts_pipelines.launch.standstill import Note, RayBoard, StandstillWatch, culprits
 
 PLAN = RunPlan(config={}, first_step=0, total_steps=1000, steps_per_epoch=10, images_per_step=8, keep_checkpoints=1)
 NOTE = Note(rank=0, pid=10, machine="a", step=3, number=1, stack=["image.py:1 in read"], waits=False)
@@ -23,6 +25,9 @@ class Memory(dict[int, Note]):
 
     def read(self) -> dict[int, Note]:
         return dict(self)
+
+    def remove(self, number: int) -> None:
+        del self[number]
 
 
 class Clock:
@@ -85,8 +90,7 @@ def test_of_ranks_that_all_answer_the_one_that_does_not_wait_for_others_is_named
 ) -> None:
     board, ended = Memory(), list[int]()
     watch = watch_of(board, ended)
-    watch.start(replace(PLAN), None)  # type: ignore[arg-type]
-    watch.close()
+    watch.step(1)
     other = iter(range(10_000))
     stand(watch, clock, 61, lambda: board.write(replace(NOTE, rank=1, pid=11, number=next(other), waits=True)))
     assert "rank 0" in warned[0]
@@ -108,6 +112,72 @@ def test_slow_steps_rests_and_the_end_are_no_standstill(clock: Clock, warned: li
     watch.start(replace(PLAN, total_steps=31), None)  # type: ignore[arg-type]
     watch.step(31)
     assert watch._over.is_set()
+
+
+def test_time_in_which_the_whole_job_was_frozen_is_no_standstill(clock: Clock, warned: list[str]) -> None:
+    board, ended, other = Memory(), list[int](), iter(range(10_000))
+
+    def another() -> None:
+        board.write(replace(NOTE, rank=1, pid=11, number=next(other), waits=True))
+
+    watch = watch_of(board, ended)
+    train(watch, clock, seconds_each=0.5)
+    for seconds in (40, 18):
+        stand(watch, clock, seconds, another)
+        assert not warned
+        assert not ended
+        clock.now += 3600.0
+        watch.look()  # before the other rank can leave a note
+    assert "no step for 1:00" in warned[0]
+    assert "rank 1" not in warned[0]
+
+
+def test_who_has_taken_a_step_since_the_warning_lives(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    watch = watch_of(Memory(), ended)
+    train(watch, clock, seconds_each=0.5)
+    monkeypatch.setattr(standstill, "_tell", lambda message: watch.step(31))
+    stand(watch, clock, 60)
+    assert watch._step == 31
+    assert not ended
+
+
+def test_the_first_step_has_four_times_as_long(clock: Clock, warned: list[str]) -> None:
+    ended: list[int] = []
+    watch = watch_of(Memory(), ended)
+    stand(watch, clock, 239)
+    assert not ended
+    stand(watch, clock, 1)
+    assert ended == [os.getpid()]
+    watch.step(1)
+    assert watch.limit() == 60.0
+
+
+def test_a_start_reads_no_notes_of_the_one_before_and_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: dict[str, str] = {}
+    monkeypatch.setattr("ray.runtime_context.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a"))
+    kv = "ray.experimental.internal_kv._internal_kv"
+    monkeypatch.setattr(f"{kv}_put", lambda key, value, overwrite: store.update({key: value}))
+    monkeypatch.setattr(f"{kv}_get", store.get)
+    monkeypatch.setattr(f"{kv}_del", store.pop)
+    killed, board = RayBoard("run"), RayBoard("run")
+    killed.write(NOTE)
+    assert killed.read() == {0: NOTE}
+    assert board.read() == {}
+    watch = StandstillWatch(board, machine="a", seconds=60.0)
+    board.write(watch.note())
+    watch.close()
+    watch._watch()
+    assert board.read() == {}
+
+
+def test_a_host_that_waits_for_its_gpu_is_not_taken_for_the_culprit() -> None:
+    env = "/env/lib/site-packages"
+    assert standstill._waits(f"{env}/sts_core/distributed.py", "agree")
+    assert standstill._waits(f"{env}/sts_methods/training/failure_checks.py", "outcome")
+    assert standstill._waits(f"{env}/sts_methods/runs/metrics_log.py", "flush")
+    assert not standstill._waits(f"{env}/sts_methods/runs/metrics_log.py", "append")  # waits for a disk
+    assert not standstill._waits("/home/me/my_failure_checks.py", "read")
 
 
 def test_where_nothing_tells_the_ranks_apart_all_are_named() -> None:

@@ -24,7 +24,7 @@ class ClusterConfig:
     """Restarts of the worker group from the newest checkpoint before the run is given up; -1 is without end."""
     stuck_after_seconds: float | None = 300.0
     """Restart workers that take no step for so long and for 20 times the usual, as a stopped process or a disk that
-    hangs would have it; without it they are waited for."""
+    hangs would have it; the first step has four times as long. Without it they are waited for."""
     storage_path: str = "runs"
     """Where run folders are made: a path all workers see, or a URI that Ray can write to (s3://, gs://)."""
     address: str | None = None

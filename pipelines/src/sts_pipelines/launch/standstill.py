@@ -13,6 +13,7 @@ import statistics
 import sys
 import threading
 import time
+import uuid
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,17 +24,22 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from sts_core.distributed import rank, world_size
+from sts_core.distributed import broadcast_object, rank, world_size
 from sts_methods import RunPlan, format_seconds
 
 TIMES_THE_USUAL = 20
 """A step that takes so many times as long as the others is not slow, but stands still."""
+TIMES_FOR_THE_FIRST = 4
+"""So many times `seconds` has the first step, which compiles, connects and reads from cold disks."""
 _SECONDS_BETWEEN_NOTES = 1.0
 _SECONDS_TO_DIE = 10.0
-_SECONDS_OF_SILENCE = 3.0
+_SECONDS_TO_TELL = 3.0
+_SECONDS_OF_A_FREEZE = 5.0  # a look that comes so late: this process did not run either
+_NOTES_OF_SILENCE = 3  # so many of ours without one of another rank's
 _FRAMES = 6
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_WAITING = "failure_checks.py"  # where the host waits for its GPU, and the GPU for the other ranks
+_WAITING = {("sts_core", "distributed.py"), ("training", "failure_checks.py"), ("runs", "metrics_log.py", "flush")}
+"""Files, and a function, where the host waits for its GPU, and the GPU for the other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +55,7 @@ class Note:
     stack: Sequence[str]
     """Where the training is, the innermost function first."""
     waits: bool
-    """Whether it is in torch's hands, which it also is while it waits for other ranks."""
+    """Whether it is in torch's hands or waits for its GPU, which it also does while it waits for other ranks."""
 
 
 class Board(Protocol):
@@ -57,15 +63,20 @@ class Board(Protocol):
 
     def write(self, note: Note) -> None: ...
     def read(self) -> dict[int, Note]: ...
+    def remove(self, number: int) -> None: ...
 
 
 class RayBoard:
-    """The key-value store of the Ray cluster: every machine reaches it, and it hangs with none of the workers."""
+    """The key-value store of the Ray cluster: every machine reaches it, and it hangs with none of the workers.
+
+    All ranks make theirs together: each start of the workers has a name, and reads no notes of those before it.
+    """
 
     def __init__(self, run: str) -> None:
         from ray.runtime_context import get_runtime_context
 
-        self.run, self.machine = run, str(get_runtime_context().get_node_id())
+        self.start = f"{run}/{broadcast_object(uuid.uuid4().hex)}"
+        self.machine = str(get_runtime_context().get_node_id())
 
     def write(self, note: Note) -> None:
         from ray.experimental.internal_kv import _internal_kv_put
@@ -78,8 +89,13 @@ class RayBoard:
         texts = {number: _internal_kv_get(self._key(number)) for number in range(world_size())}
         return {number: Note(**json.loads(text)) for number, text in texts.items() if text}
 
+    def remove(self, number: int) -> None:
+        from ray.experimental.internal_kv import _internal_kv_del
+
+        _internal_kv_del(self._key(number))
+
     def _key(self, number: int) -> str:
-        return f"sts-standstill/{self.run}/{number}"
+        return f"sts-standstill/{self.start}/{number}"
 
 
 class StandstillWatch:
@@ -101,7 +117,9 @@ class StandstillWatch:
         self._step, self._since, self._number = 0, time.monotonic(), 0
         self._last, self._rests, self._thread_of_training = 0, 0, threading.get_ident()
         self._over = threading.Event()
-        self._seen: dict[int, tuple[int, float]] = {}
+        self._looked, self._stood = self._since, 0.0
+        self._seen: dict[int, tuple[int, int]] = {}
+        """Of each rank the number of its last note, and that of ours when it was new."""
 
     def restore(self) -> None:
         return
@@ -123,7 +141,7 @@ class StandstillWatch:
         now = time.monotonic()
         if self._step:  # the first one compiles, connects and warms up
             self._taken.append(now - self._since)
-        self._step, self._since = step, now
+        self._since, self._step = now, step  # in this order: `look` reads the limit first
         if step == self._last:
             self._over.set()
 
@@ -134,11 +152,13 @@ class StandstillWatch:
         try:
             yield
         finally:
-            self._rests -= 1
             self._since = time.monotonic()
+            self._rests -= 1
 
     def limit(self) -> float:
         """Seconds without a step that are a standstill."""
+        if not self._step:
+            return TIMES_FOR_THE_FIRST * self.seconds
         usual = statistics.median(self._taken) if self._taken else 0.0
         return max(self.seconds, TIMES_THE_USUAL * usual)
 
@@ -148,45 +168,61 @@ class StandstillWatch:
                 self.look()
             except Exception:  # Ray has gone, and ends this process itself
                 return
+        with contextlib.suppress(Exception):
+            self.board.remove(rank())
 
     def look(self) -> None:
         """Leave a note, and act if no step has come for too long."""
         self.board.write(self.note())
-        stood = 0.0 if self._rests else time.monotonic() - self._since
-        if stood < self.limit() / 2:
+        limit, resting, since = self.limit(), self._rests, self._since
+        stood = 0.0 if resting else self._without_step(since)
+        if stood < limit / 2:
             self._seen.clear()
             return
         notes = self.board.read()
         for note in notes.values():
-            if note.number != self._seen.get(note.rank, (-1, 0.0))[0]:
-                self._seen[note.rank] = (note.number, time.monotonic())
-        if stood >= self.limit():
-            silent = [r for r, (_, at) in self._seen.items() if time.monotonic() - at > _SECONDS_OF_SILENCE]
-            self._act(notes, silent, stood)
+            if note.number != self._seen.get(note.rank, (-1, 0))[0]:
+                self._seen[note.rank] = (note.number, self._number)
+        if stood >= limit and not self._went_on(since):
+            silent = [r for r in notes if self._number - self._seen[r][1] > _NOTES_OF_SILENCE]
+            self._act(notes, silent, since)
+
+    def _went_on(self, since: float) -> bool:
+        return self._rests > 0 or self._since != since
+
+    def _without_step(self, since: float) -> float:
+        """Seconds since the last step, but for those in which the job was frozen (docker pause, scontrol suspend)."""
+        now, before = time.monotonic(), max(since, self._looked)
+        if since >= self._looked:
+            self._stood = 0.0
+        passed = now - before
+        self._stood += passed if passed < _SECONDS_OF_A_FREEZE else _SECONDS_BETWEEN_NOTES
+        self._looked = now
+        return self._stood
 
     def note(self) -> Note:
         """This rank's note."""
         self._number += 1
         files = _stack_of(self._thread_of_training)
-        innermost = files[0][0] if files else ""
+        file, _, name = files[0] if files else ("", 0, "")
         return Note(
             rank=rank(), pid=os.getpid(), machine=self.machine, step=self._step, number=self._number,
-            stack=[f"{Path(file).name}:{line} in {name}" for file, line, name in files[:_FRAMES]],
-            waits=innermost.endswith(_WAITING) or _is_torch_s(innermost),
+            stack=[f"{Path(path).name}:{line} in {function}" for path, line, function in files[:_FRAMES]],
+            waits=_waits(file, name),
         )  # fmt: skip
 
-    def _act(self, notes: Mapping[int, Note], silent: Sequence[int], stood: float) -> None:
+    def _act(self, notes: Mapping[int, Note], silent: Sequence[int], since: float) -> None:
         found = culprits(notes, silent)
         able = [number for number in notes if number not in silent]
         if rank() == min(able, default=rank()):
             usual = statistics.median(self._taken) if self._taken else None
-            _tell(standstill(found, silent, stood=stood, usual=usual))
+            _tell(standstill(found, silent, stood=self._stood, usual=usual))
         for note in found:
             if note.machine == self.machine and note.rank != rank():
                 with contextlib.suppress(ProcessLookupError):
                     self.end(note.pid)
-        if not self._over.wait(_SECONDS_TO_DIE):  # still here: nobody could be killed, or it is this rank
-            self.end(os.getpid())
+        if not self._over.wait(_SECONDS_TO_DIE) and not self._went_on(since):
+            self.end(os.getpid())  # still here: nobody could be killed, or it is this rank
 
 
 def culprits(notes: Mapping[int, Note], silent: Sequence[int]) -> list[Note]:
@@ -213,7 +249,7 @@ def _tell(message: str) -> None:
     """As a warning, which is written to a disk that may be the one that hangs."""
     thread = threading.Thread(target=warnings.warn, args=(message, UserWarning), daemon=True)
     thread.start()
-    thread.join(_SECONDS_OF_SILENCE)
+    thread.join(_SECONDS_TO_TELL)
 
 
 def _stack_of(thread: int) -> list[tuple[str, int, str]]:
@@ -223,6 +259,12 @@ def _stack_of(thread: int) -> list[tuple[str, int, str]]:
         found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return found
+
+
+def _waits(file: str, function: str) -> bool:
+    """Whether code waits for others: torch's, or ours where torch's C code waits for the device."""
+    place = Path(file).parts[-2:]
+    return place in _WAITING or (*place, function) in _WAITING or _is_torch_s(file)
 
 
 def _is_torch_s(file: str) -> bool:
