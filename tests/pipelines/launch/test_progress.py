@@ -105,6 +105,32 @@ def test_the_watcher_tells_the_estimate_of_the_workers_once_and_not_as_a_restart
     assert text.count("to go") == text.count("4 steps of 8 images") == 1
 
 
+def test_a_restart_is_told_even_if_its_note_has_an_estimate_when_it_is_read(tmp_path: Path) -> None:
+    stream, again = io.StringIO(), tmp_path / "again"
+    again.mkdir()
+    write_plan(again, plan(first_step=1), label="sts")
+    note_seconds_left(again, {"training": 40.0, "evaluation": 0.0})
+    with Watcher([tmp_path], stream=stream, every_seconds=0.01):
+        write_plan(tmp_path, plan(), label="sts")
+        log(tmp_path, 1, 2, 3)
+        wait_for("step 1/4", stream)
+        (again / "plan.json").replace(tmp_path / "plan.json")
+        wait_for("sts: about 40 seconds to go\n", stream)
+    text = stream.getvalue()
+    assert text.count("sts: 4 steps of 8 images from step 1\n") == text.count("to go") == 1
+    assert "step 2/4" in text[text.index("from step 1") :], "steps that are repeated are shown"
+
+
+def test_an_estimate_that_is_already_there_is_told(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    write_plan(tmp_path, plan(), label="sts")
+    note_seconds_left(tmp_path, {"training": 40.0, "evaluation": 0.0})
+    log(tmp_path, 1, 2)
+    with Watcher([tmp_path], stream=stream, every_seconds=0.01):
+        pass
+    assert stream.getvalue().count("sts: about 40 seconds to go\n") == 1
+
+
 def test_a_run_notes_after_the_first_steps_how_long_the_rest_will_take(
     tiny: Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:

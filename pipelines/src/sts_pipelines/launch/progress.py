@@ -1,12 +1,13 @@
 """Live progress of runs in other processes: the driver follows the files that rank 0 writes into the run folders."""
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from sts_core.files import write_atomically
 from sts_methods import ProgressDisplay, RunPlan, format_seconds
@@ -20,8 +21,9 @@ _CLOCKS_DIFFER = 1.0
 
 
 def write_plan(folder: Path, plan: RunPlan, *, label: str) -> None:
-    """Leave a note for the driver, atomically."""
-    note = {"label": label or "run", **asdict(replace(plan, config={}, training={}))}  # which have files of their own
+    """Leave a note for the driver, atomically; `started` tells it from that of the same run before a restart."""
+    told = replace(plan, config={}, training={})  # which have files of their own
+    note = {"label": label or "run", "started": time.time(), **asdict(told)}
     write_atomically(folder / _PLAN, json.dumps(note), durable=False)
 
 
@@ -73,7 +75,6 @@ class Watcher(FolderWatcher):
         self._since = time.time()
         self._warnings = WarningsReader(self.folders)
         self._display: ProgressDisplay | None = None
-        self._label = ""
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
@@ -113,45 +114,51 @@ class Watcher(FolderWatcher):
 
     def _follow(self, folder: Path, *, later: Sequence[Path]) -> None:
         """Show a run to its end, or until it has failed and a later one has started."""
-        plan, display, noted = self._open(folder)
-        step, patience = plan.first_step, _Patience(_SECONDS_FOR_A_STEP)
+        note = _note_in(folder)
+        plan, display = self._open(note)
+        step, told, patience = plan.first_step, False, _Patience(_SECONDS_FOR_A_STEP)
         while step < plan.total_steps:
             if seconds := patience.lost():
                 display.close()
                 self.say(f"{folder.name}: no step for {format_seconds(seconds)}; lost workers are started again")
+            noted = _modified(folder / _PLAN)
             finished = self._stop.is_set() or any(_modified(other / _PLAN) > noted for other in later)
-            if (changed := _modified(folder / _PLAN)) != noted:
+            before = note
+            with contextlib.suppress(OSError):  # of a network's file system, while the note is replaced
+                note = _note_in(folder)
+            if note["started"] != before["started"]:  # the workers were restarted and say where they resume
                 display.close()
-                if left := seconds_left(folder):
-                    self.say(tell_seconds_left(self._label, left, num_later=len(later)))
-                    noted = changed
-                else:  # the workers were restarted and say where they resume
-                    plan, display, noted = self._open(folder)
-                    step = plan.first_step
+                plan, display = self._open(note)
+                step, told = plan.first_step, False
             for metrics in _tail(folder / "metrics.jsonl", after=step):
                 step = int(metrics["step"])
                 patience.restore()
                 display.show(metrics)
+            if "seconds_left" in note and not told and step < plan.total_steps:
+                display.close()
+                self.say(tell_seconds_left(note["label"], note["seconds_left"], num_later=len(later)))
+                told = True
             if finished:
                 break
             self._pause()
         display.close()
 
-    def _open(self, folder: Path) -> tuple[RunPlan, ProgressDisplay, float]:
-        """Announce what the note says; the plan, its display and the time of the note."""
-        noted = _modified(folder / _PLAN)
-        note = json.loads((folder / _PLAN).read_text())
-        note.pop("seconds_left", None)
-        self._label = label = note.pop("label")
-        plan = RunPlan(**note)
+    def _open(self, note: Mapping[str, Any]) -> tuple[RunPlan, ProgressDisplay]:
+        """Announce what the note says; the plan and its display."""
+        plan = RunPlan(**{field.name: note[field.name] for field in fields(RunPlan)})
         start = f" from step {plan.first_step:,}" if plan.first_step else ""
-        self.say(f"{label}: {plan.total_steps:,} steps of {plan.images_per_step} images{start}")
+        self.say(f"{note['label']}: {plan.total_steps:,} steps of {plan.images_per_step} images{start}")
         if plan.note is not None:
             self.say(plan.note)
         self._display = display = ProgressDisplay(
             total_steps=plan.total_steps, images_per_step=plan.images_per_step, stream=self.stream
         )
-        return plan, display, noted
+        return plan, display
+
+
+def _note_in(folder: Path) -> dict[str, Any]:
+    note: dict[str, Any] = json.loads((folder / _PLAN).read_text())
+    return note
 
 
 class _Patience:
