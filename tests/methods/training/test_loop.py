@@ -174,6 +174,15 @@ def test_drift_is_recorded_once_per_epoch_and_is_zero_for_a_frozen_teacher(tmp_p
     assert [e["parameter_drift"] for e in tiny.logged(tmp_path / "frozen") if "parameter_drift" in e] == [0.0] * 3
 
 
+def test_images_per_second_count_those_of_unequal_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sts_methods.batch.rank", lambda: 1)
+    monkeypatch.setattr("sts_methods.training.run.time", SimpleNamespace(monotonic=lambda: 0.0))
+    config = tiny.tiny_config(steps=1)
+    data = build_training_data(config.data, seed=0, global_batch_size=11, rank=1, world_size=3)
+    result = fit(config, tiny.runtime(tmp_path), method=tiny.TinyMethod(config.method, seed=0), data=data)
+    assert result.metrics["images_per_second"] == pytest.approx(11 / 1e-9)
+
+
 @pytest.mark.parametrize("rank", range(3))
 def test_drift_is_measured_on_the_unlabelled_images_of_all_ranks_with_unequal_parts(
     rank: int, monkeypatch: pytest.MonkeyPatch

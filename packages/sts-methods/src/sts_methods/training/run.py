@@ -122,7 +122,7 @@ class Run:
         """Count the step; verify, log and save when it is time to."""
         self.guard.watch(self.step, self.learner.skip, metrics["loss"], batches)
         self.step, self._unconfirmed = self.step + 1, metrics
-        self._num_images += sum(round(_num_images(batch) / batch.weight) for batch in batches) * self.runtime.world_size
+        self._num_images += sum(_num_images(batch, self.runtime.world_size) for batch in batches)
         last = self.step == self.last_step
         if last or any(map(self._every, self._shared_every)):
             self.learner.method.share_statistics_()
@@ -258,5 +258,8 @@ class Run:
         return {"skipped_images": len(set().union(*gather_objects(set(self.data.skipped))))}
 
 
-def _num_images(batch: Batch) -> int:
-    return batch.indices.numel() + (0 if batch.labelled is None else batch.labelled.shape[0])
+def _num_images(batch: Batch, world_size: int) -> int:
+    """Of all ranks."""
+    mine = batch.indices.numel() + (0 if batch.labelled is None else batch.labelled.shape[0])
+    rows = batch.rows_of_ranks(mine)
+    return mine * world_size if rows is None else sum(rows)
