@@ -5,6 +5,7 @@ device, and the step's peak memory beside the estimate of `sts check`.
 """
 
 import contextlib
+import gc
 import json
 import sys
 import tempfile
@@ -65,6 +66,7 @@ class _EnoughError(Exception):
 
 
 def measure(method: str, folder: Path) -> dict[str, Any]:
+    gc.collect()  # what the method before held
     config = recipe(method, folder / "photos")
     with rank_zero_of(WORLD_SIZE), counted_steps(watched=WATCHED, stop=(WATCHED + 1, _EnoughError)) as steps:
         quiet = {"log_every_steps": 1000, "checkpoint_every_steps": None, "checkpoint_every_minutes": None}

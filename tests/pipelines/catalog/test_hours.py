@@ -21,6 +21,7 @@ def test_the_unit_of_work_is_a_training_image_of_resnet_50() -> None:
 
 def test_estimates_are_marked_and_long_ones_are_days() -> None:
     assert estimated(748.9, gpus=8) == "~28 / ~88 h est."
+    assert estimated(0.75, gpus=1) == "~13 / ~43 min est."
     assert estimated(32 * 748.9, gpus=8) == "~37 / ~120 d est."
     assert estimate_in_words(32 * 748.9, gpus=8) == "about 37 days on 8 A100 or 120 on 8 RTX 2080 Ti"
 

@@ -114,7 +114,7 @@ def test_a_variant_that_fails_leaves_the_others_and_is_named_at_the_end(
 
     def one_group(jobs: Sequence[Job], **options: object) -> None:
         groups.append("+".join(job.label for job in jobs))
-        driver._train_in_process(jobs)
+        driver._train_in_process(jobs, say=lambda text: None)
 
     def diverging(job: Job, *rest: Any) -> None:
         if job.label == "none":

@@ -101,7 +101,7 @@ def test_an_elastic_run_takes_the_workers_there_are_and_keeps_the_batch(
     expected = weights(job.folder, 4)
     shutil.rmtree(newest)  # two workers are lost at step 2
     alone = replace(pipeline, cluster=replace(cluster, num_workers=0, min_workers=None))
-    with pytest.warns(UserWarning, match="resuming on 1 worker what ran on 3: the global batch is the same"):
+    with pytest.warns(UserWarning, match="resuming on 1 worker what ran on 3: the batches and draws are the same"):
         launch([replace(job, pipeline=alone)], name="alone", folder=job.folder)
     assert read_checkpoint(newest)["meta"]["world_size"] == 1
     assert difference(weights(job.folder, 4), expected) < 2e-4

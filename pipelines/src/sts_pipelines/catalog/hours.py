@@ -12,6 +12,8 @@ BYOL_200_EPOCHS = 748.9
 """Million images' worth of work of one training with its evaluation: `diagnostics.work` counts it, a test compares."""
 LONG_HOURS = 100.0
 """From here on days are easier to read."""
+SHORT = {"days": "d", "hours": "h", "minutes": "min"}
+HOURS_IN = {"days": 24.0, "hours": 1.0, "minutes": 1 / 60}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +42,9 @@ def hours_on(gpu: Gpu, millions: float, *, gpus: int, half: bool = False) -> flo
 
 
 def estimated(millions: float, *, gpus: int, half: bool = False) -> str:
-    """`~28 / ~91 h est.`, on A100 and on RTX 2080 Ti; days where it is long."""
+    """`~28 / ~91 h est.`, on A100 and on RTX 2080 Ti; days where it is long, minutes where it is short."""
     numbers, unit = _in_unit(millions, gpus=gpus, half=half)
-    return " / ".join(f"~{number}" for number in numbers) + f" {unit[0]} est."
+    return " / ".join(f"~{number}" for number in numbers) + f" {SHORT[unit]} est."
 
 
 def estimate_in_words(millions: float, *, gpus: int, half: bool = False) -> str:
@@ -54,5 +56,5 @@ def estimate_in_words(millions: float, *, gpus: int, half: bool = False) -> str:
 def _in_unit(millions: float, *, gpus: int, half: bool) -> tuple[list[str], str]:
     """Two digits each, and what they count."""
     hours = [hours_on(gpu, millions, gpus=gpus, half=half) for gpu in GPUS]
-    unit, size = ("days", 24.0) if hours[0] >= LONG_HOURS else ("hours", 1.0)
-    return [f"{float(f'{number / size:.2g}'):,g}" for number in hours], unit
+    unit = "days" if hours[0] >= LONG_HOURS else "hours" if hours[0] >= 1 else "minutes"
+    return [f"{float(f'{number / HOURS_IN[unit]:.2g}'):,g}" for number in hours], unit
