@@ -1,6 +1,8 @@
 """A step of every method in reduced precision, and of compiled networks."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 
 from sts_methods import LocalRuntime
 from sts_methods.training.learner import Learner
+from sts_methods.training.precision import gpu_arithmetic
 from tests.methods.training import rank_cases as cases
 from tests.methods.training import tiny_training as tiny
 
@@ -56,6 +59,58 @@ def test_a_run_says_what_float32_means_to_a_gpu_and_leaves_no_trace(
     runtime = LocalRuntime(tmp_path, progress=False, on_step=lambda step: seen.append(switches()))
     tiny.tiny_fit(tiny.tiny_config(steps=1, **changes), runtime)
     assert (seen, switches()) == ([expected], before)
+
+
+def precisions() -> list[str]:
+    """What torch says of float32 by both of its APIs; the older refuses to tell where only the present one was used."""
+    b: Any = torch.backends
+    found = [b.cuda.matmul.fp32_precision, b.cudnn.conv.fp32_precision, b.cudnn.rnn.fp32_precision]
+    found += [place.fp32_precision for place in (b.cudnn, b, b.mkldnn, b.mkldnn.matmul, b.mkldnn.conv)]
+    older = (lambda: b.cudnn.allow_tf32, lambda: b.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision)
+    for read in older:
+        try:
+            found.append(str(read()))
+        except RuntimeError:
+            found.append("refused")
+    return found
+
+
+@pytest.fixture
+def torchs_own() -> Iterator[None]:
+    """Whatever a test sets, torch is as it starts afterwards."""
+    b, before = cast(Any, torch.backends), precisions()
+    yield
+    torch.set_float32_matmul_precision("highest")
+    b.cudnn.allow_tf32 = True
+    for place in (b, b.cudnn, b.mkldnn, b.cuda.matmul, b.mkldnn.matmul, b.mkldnn.conv):
+        place.fp32_precision = "none"
+    b.cudnn.conv.fp32_precision = b.cudnn.rnn.fp32_precision = "tf32"
+    assert precisions() == before
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch < 2.9 has the older API")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "b.cuda.matmul.fp32_precision = 'tf32'",
+        "b.cudnn.conv.fp32_precision = 'ieee'",
+        "b.cudnn.fp32_precision = 'tf32'",
+        "b.fp32_precision = 'tf32'",
+        "b.cuda.matmul.allow_tf32 = True",
+        "torch.set_float32_matmul_precision('medium')",
+        "torch.set_float32_matmul_precision('highest')",
+    ],
+)
+@pytest.mark.usefixtures("torchs_own")
+def test_a_run_has_no_tf32_and_leaves_no_trace_whichever_api_the_user_took(setting: str) -> None:
+    exec(setting, {"torch": torch, "b": torch.backends})
+    before = precisions()
+    with gpu_arithmetic(tf32=True, cudnn_benchmark=False):
+        assert precisions() == before
+    with gpu_arithmetic(tf32=False, cudnn_benchmark=False):
+        assert precisions()[:4] == ["ieee"] * 4
+        assert not torch.backends.cuda.matmul.allow_tf32  # torch.compile asks the older API, too
+    assert precisions() == before
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ class TrainingConfig:
     """Arithmetic of the forward pass under autocast; weights and teacher stay float32."""
     tf32: bool = added(True)
     """Convolutions of float32 in TF32 on GPUs that have it (from Ampere on), as torch does unless told otherwise; False
-    has no TF32 anywhere: float32 as on the paper's GPUs."""
+    has no TF32 in training: float32 as on the paper's GPUs. An evaluation after it has torch's setting."""
     cudnn_benchmark: bool = added(False)
     """Let cuDNN try its algorithms and keep the fastest; otherwise it takes the same ones after every start."""
     channels_last: bool = free(True)

@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -51,12 +52,30 @@ def gpu_arithmetic(*, tf32: bool, cudnn_benchmark: bool) -> Iterator[None]:
 
     torch's own setting is TF32 for convolutions, which are nearly all of a ResNet, and float32 for other products.
     """
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
-    cudnn.benchmark = cudnn_benchmark
-    if not tf32:
-        cudnn.allow_tf32 = matmul.allow_tf32 = False
-    try:
+    cudnn = torch.backends.cudnn
+    with ExitStack() as undo:
+        undo.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
+        cudnn.benchmark = cudnn_benchmark
+        if not tf32:
+            _forbid_tf32(undo)
         yield
-    finally:
-        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def _forbid_tf32(undo: ExitStack) -> None:
+    """By both of torch's APIs: the older cannot be read where only the other was used, and torch.compile reads both."""
+    cudnn: Any = torch.backends.cudnn  # torch's stubs lack its parts
+    mkldnn: Any = torch.backends.mkldnn
+    matmul, present = torch.backends.cuda.matmul, list[Any]()
+    if hasattr(matmul, "fp32_precision"):  # since torch 2.9
+        present = [matmul, cudnn.conv, cudnn.rnn, cudnn]
+        # Undone in reverse and last; mkldnn's because set_float32_matmul_precision changes it, too.
+        for place in (mkldnn.matmul, *present):
+            undo.callback(setattr, place, "fp32_precision", place.fp32_precision)
+    with suppress(RuntimeError):  # the user has taken the present API
+        undo.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
+        cudnn.allow_tf32 = False
+    with suppress(RuntimeError):
+        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        matmul.allow_tf32 = False
+    for place in reversed(present):
+        place.fp32_precision = "ieee"
