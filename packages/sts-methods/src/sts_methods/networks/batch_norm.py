@@ -3,8 +3,8 @@
     CrossRankBatchNorm   statistics of the global batch (BYOL, FixMatch, Mean Teacher, DINO)
     GroupBatchNorm       statistics of each of G groups of the global batch (MoCo: a group is one GPU of the recipe)
 
-Both hold the parameters and buffers of `nn.BatchNorm*d` under the same names, and after a step every rank holds the
-same buffers.
+Both hold the parameters and buffers of `nn.BatchNorm*d` under the same names. After a step every rank has the same
+buffers of the first, and of the second once `average_running_statistics` has made them so.
 """
 
 from collections import Counter
@@ -85,8 +85,8 @@ _apart: ContextVar[_Apart | None] = ContextVar("apart", default=None)
 class CrossRankBatchNorm(_BatchNormOfRanks):
     """Batch norm whose mean and variance cover the batches of all ranks: N workers equal one.
 
-    On an accelerator this runs the kernels of torch's SyncBatchNorm, for ranks with equally many values. Those refuse
-    CPU tensors, which go through `Normalise`, the same computation with any backend.
+    On an accelerator this runs the kernels of torch's SyncBatchNorm, for ranks with equally many values or in ratios that
+    `shared_as` tells. Those refuse CPU tensors, which go through `Normalise`, the same computation with any backend.
     """
 
     def forward(self, x: Tensor) -> Tensor:

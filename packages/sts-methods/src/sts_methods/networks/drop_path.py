@@ -19,7 +19,7 @@ DROP_PATH_STREAM = 3072  # of the first view; beyond those of views (draws.py)
 class DropPath(nn.Module):
     """y = x · b / (1 − rate) with b = 0 for a share `rate` of the samples; y = x unless `draws` are there.
 
-    `draws` holds a number in [0, 1) for each row of x.
+    `draws` holds a number in [0, 1] for each row of x.
     """
 
     def __init__(self, rate: float) -> None:
@@ -51,9 +51,10 @@ def use_drop_path(transformer: nn.Module, rate: float) -> list[DropPath]:
 
 
 def draws_of(batch: Batch, num_layers: int, *, seed: int) -> Tensor:
-    """Numbers in [0, 1) for each layer and row, [layers, views · N], where view after view lies in the rows.
+    """Numbers in [0, 1] for each layer and row, [layers, views · N], where view after view lies in the rows.
 
-    Those of `sts_methods.draws`, with the step for the epoch, on the batch's device, for which nobody waits.
+    Those of `sts_methods.draws` as float32 (to which the largest round up to 1), with the step for the epoch, on the
+    batch's device, for which nobody waits.
     """
     device, num_views = batch.indices.device, len(batch.views)
     blocks = torch.arange(-(-num_layers // 4), device=device).view(1, -1, 1)
