@@ -85,8 +85,8 @@ _apart: ContextVar[_Apart | None] = ContextVar("apart", default=None)
 class CrossRankBatchNorm(_BatchNormOfRanks):
     """Batch norm whose mean and variance cover the batches of all ranks: N workers equal one.
 
-    On an accelerator this runs the kernels of torch's SyncBatchNorm, for ranks with equally many values or in ratios that
-    `shared_as` tells. Those refuse CPU tensors, which go through `Normalise`, the same computation with any backend.
+    On an accelerator this runs the kernels of torch's SyncBatchNorm, for ranks with equally many values or
+    in the ratios of `shared_as`. Those refuse CPU tensors, which go through `Normalise`, the same with any backend.
     """
 
     def forward(self, x: Tensor) -> Tensor:
