@@ -12,14 +12,12 @@ A null GPU computes nothing (tests/null_gpu/README.md): this says what is asked 
 
 import argparse
 import contextlib
-import copy
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,105 +31,9 @@ WARM_UP, STEPS = 12, 40
 WHO = {"ours": "ours", "lightly": "lightly's blocks", "reference": "reference-style loop"}
 
 
-def networks() -> dict[str, Callable[[], Any]]:
-    """The networks of the others by method and author, each with `update_teacher()` and `report(loss)`."""
-    import timm
-    import torch
-    import torch.distributed as dist
-    import torch.nn.functional as F
-    from lightly.loss import NTXentLoss
-    from lightly.models.utils import batch_shuffle_distributed, batch_unshuffle_distributed
-    from step import CASES, LightlyByol, LightlyMoCo
-    from torch import Tensor, nn
-
-    class ManyMoCo(LightlyMoCo):
-        """As in lightly's tutorial for several GPUs."""
-
-        def __init__(self) -> None:
-            super().__init__(CASES["resnet50"])
-            self.criterion = NTXentLoss(temperature=0.2, memory_bank_size=(65_536, 128), gather_distributed=True)
-
-        def forward(self, one: Tensor, two: Tensor) -> Tensor:
-            query = self.projection_head(self.backbone(one))
-            with torch.no_grad():
-                shuffled, order = batch_shuffle_distributed(two)
-                key = batch_unshuffle_distributed(
-                    self.projection_head_momentum(self.backbone_momentum(shuffled)), order
-                )
-            loss: Tensor = self.criterion(query, key)
-            return loss
-
-    def move_(teacher: nn.Module, student: nn.Module) -> None:
-        with torch.no_grad():
-            for old, new in zip(teacher.parameters(), student.parameters(), strict=True):
-                old.data = 0.99 * old.data + 0.01 * new.data
-
-    class ReferenceByol(LightlyByol):
-        def update_teacher(self) -> None:
-            move_(self.backbone_momentum, self.backbone)
-            move_(self.projection_head_momentum, self.projection_head)
-
-        def report(self, loss: Tensor) -> None:
-            loss.item()
-
-    class ReferenceMoCo(nn.Module):
-        """Images and keys of all ranks are gathered, shuffled by rank 0's order; logits against the whole queue."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.student = timm.create_model("resnet50", num_classes=128)
-            width = self.student.num_features
-            self.student.fc = nn.Sequential(nn.Linear(width, width), nn.ReLU(), self.student.fc)
-            self.teacher = copy.deepcopy(self.student).requires_grad_(False)
-            self.register_buffer("queue", F.normalize(torch.randn(128, 65_536), dim=0))
-            self.register_buffer("position", torch.zeros(1, dtype=torch.long))
-
-        def forward(self, one: Tensor, two: Tensor) -> Tensor:
-            queries = F.normalize(self.student(one), dim=1)
-            with torch.no_grad():
-                move_(self.teacher, self.student)
-                images = gathered(two)
-                order = torch.randperm(len(images)).cuda()
-                dist.broadcast(order, src=0)
-                back = order.argsort().view(WORLD_SIZE, -1)[0]
-                keys = F.normalize(self.teacher(images[order.view(WORLD_SIZE, -1)[0]]), dim=1)
-                keys = gathered(keys)[back]
-            positive = (queries * keys).sum(dim=1, keepdim=True)
-            self.logits = torch.cat([positive, queries @ self.queue.clone()], dim=1) / 0.2
-            self.labels = torch.zeros(len(self.logits), dtype=torch.long).cuda()
-            self.enqueue(keys)
-            return F.cross_entropy(self.logits, self.labels)
-
-        @torch.no_grad()
-        def enqueue(self, keys: Tensor) -> None:
-            keys, first = gathered(keys), int(self.position)
-            self.queue[:, first : first + len(keys)] = keys.T
-            self.position[0] = (first + len(keys)) % self.queue.shape[1]
-
-        def update_teacher(self) -> None:
-            """Moved in the next forward pass."""
-
-        @torch.no_grad()
-        def report(self, loss: Tensor) -> None:
-            hits = self.logits.topk(5, dim=1).indices == self.labels[:, None]
-            for value in (loss, hits[:, 0].float().mean(), hits.any(dim=1).float().mean()):
-                value.item()
-
-    def gathered(local: Tensor) -> Tensor:
-        parts = [torch.empty_like(local) for _ in range(WORLD_SIZE)]
-        dist.all_gather(parts, local)
-        return torch.cat(parts)
-
-    return {
-        "byol lightly": lambda: LightlyByol(CASES["resnet50"]),
-        "byol reference": lambda: ReferenceByol(CASES["resnet50"]),
-        "moco lightly": ManyMoCo,
-        "moco reference": ReferenceMoCo,
-    }
-
-
 def count_theirs(method: str, author: str) -> list[dict[str, Any]]:
     import torch
+    from networks_of_others import NETWORKS
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
@@ -140,7 +42,7 @@ def count_theirs(method: str, author: str) -> list[dict[str, Any]]:
 
     steps: dict[str, dict[str, Any]] = {}
     with rank_zero_of(WORLD_SIZE):
-        model = networks()[f"{method} {author}"]().cuda()
+        model = NETWORKS[f"{method} {author}"]().cuda()
         model.register_forward_pre_hook(lambda *_: answer(WORLD_SIZE))  # ranks that have images, says SyncBatchNorm
         if method == "byol":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)

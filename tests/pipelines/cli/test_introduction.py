@@ -16,7 +16,7 @@ def test_the_quickstart_says_what_will_happen_where_and_for_how_long(monkeypatch
     assert introduce(config, CATALOG["quickstart"]).splitlines() == [
         "quickstart: trains byol on digits for 110 steps, 4 times (none, tma, se, sts)",
         "  then measures linear, knn of teacher, student, untrained",
-        "  by 2 Ray workers on CPUs of this machine; took about 3 minutes on 2 CPU cores",
+        "  by 2 Ray workers on CPUs of this machine; took about 2 minutes on 2 CPU cores",
         f"  in {Path.cwd() / config.folder}",
     ]
 
