@@ -44,6 +44,7 @@ NAMES = [
     "Split",
     "Stem",
     "StepResult",
+    "StoredImages",
     "StrongView",
     "StudentTeacherMethod",
     "TrainingConfig",

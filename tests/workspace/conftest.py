@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import sts_methods
+from tests.methods.data.stored_images import write_shards
 
 
 @pytest.fixture
@@ -110,6 +111,12 @@ def write_images(names: Iterable[str]) -> None:
 def imagenet() -> None:
     """In the folder where the page runs: imagenet/{train,val}/CLASS/."""
     write_images(f"imagenet/{split}/{kind}/{n}.jpg" for split in ("train", "val") for kind in "ab" for n in range(6))
+
+
+@pytest.fixture
+def shards() -> None:
+    """In the folder where the page runs: shards/."""
+    write_shards(Path("shards"))
 
 
 @pytest.fixture

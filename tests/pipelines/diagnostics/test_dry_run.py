@@ -27,6 +27,7 @@ from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launch import placement
 from sts_pipelines.launch.placement import fits
+from tests.methods.data.stored_images import write_shards
 
 
 @pytest.mark.slow
@@ -207,7 +208,7 @@ def test_an_evaluation_that_could_not_follow_is_told_before_the_training(monkeyp
     check_evaluations(resolve("byol-digits-sts", elsewhere))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dataset", ["imagefolder", "arrays", "images"])
+@pytest.mark.parametrize("dataset", ["imagefolder", "arrays", "images", "webdataset"])
 def test_data_that_is_not_there_is_missed_before_the_workers_start(dataset: str, tmp_path: Path) -> None:
     flags = ["--data.dataset", dataset, "--data.root", str(tmp_path / "nowhere")]
     with pytest.raises(ConfigError, match="nowhere"):
@@ -223,6 +224,20 @@ def test_damaged_files_of_cifar_are_told_before_the_workers_start(tmp_path: Path
     for check in (check_data, partial(check_pipeline, placement=False)):
         with pytest.raises(ConfigError, match=r"cifar10 needs .* unpacked in .*cifar-10-batches-py, which failed"):
             check(config)  # type: ignore[arg-type]
+
+
+def test_damaged_and_missing_shards_are_told_before_the_workers_start(tmp_path: Path) -> None:
+    root = write_shards(tmp_path / "shards")
+    flags = ["--data.dataset", "webdataset", "--data.root", str(root), "--data.cache-folder", str(tmp_path / "cache")]
+    config = resolve("byol-digits-sts", [*flags, "--evaluation.knn.ks", "5"])
+    check_data(config)  # type: ignore[arg-type]
+    (root / "photos-train-0001.tar").write_bytes(b"cut short")
+    with pytest.raises(ConfigError, match=r"photos-train-0001.tar is not \(.*\): copy it again"):
+        check_data(config)  # type: ignore[arg-type]
+    for shard in root.iterdir():
+        shard.unlink()
+    with pytest.raises(ConfigError, match="needs tar shards, got none in"):
+        check_data(config)  # type: ignore[arg-type]
 
 
 def test_more_neighbours_than_images_are_told_before_the_training() -> None:

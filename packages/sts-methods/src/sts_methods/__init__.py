@@ -8,7 +8,7 @@ from sts_methods.data.config import DataConfig
 from sts_methods.data.datasets import DatasetRecord, dataset_record, open_source, register_dataset
 from sts_methods.data.image_files import ImageReadError
 from sts_methods.data.label_split import LabelSplit, label_split
-from sts_methods.data.sources import ImageArrays, ImageFiles, Split
+from sts_methods.data.sources import ImageArrays, ImageFiles, Split, StoredImages
 from sts_methods.methods.base import MethodConfig, MethodRecord, StepResult, StudentTeacherMethod
 from sts_methods.methods.byol import Byol, ByolConfig
 from sts_methods.methods.dino import Dino, DinoConfig
@@ -53,13 +53,13 @@ __all__ = [
     "ImageArrays", "ImageFiles", "ImageReadError", "InitialConfig", "InitialWeights", "LabelSplit", "LocalRuntime",
     "MeanTeacher", "MeanTeacherConfig", "MethodConfig", "MethodRecord", "MetricsLog", "MoCo", "MoCoConfig",
     "NonFiniteLossError", "Observation", "OptimizerConfig", "ProgressDisplay", "RankMismatchError", "RunListener",
-    "RunPlan", "Runtime", "Split", "Stem", "StepResult", "StrongView", "StudentTeacherMethod", "TrainingConfig",
-    "TrainingData", "TrainingResult", "ViewsRecord", "WeakView", "build_backbone", "build_method", "build_optimizer",
-    "build_training_data", "columns_of", "cosine_distance", "dataset_record", "default_device", "describe_training",
-    "each_apart", "evaluation_data", "export", "export_to_hub_folder", "fit", "format_seconds", "health_metrics",
-    "initialised_from", "label_split", "learning_rate", "linear_classifier", "load_backbone", "load_initial_",
-    "method_record", "multi_crop", "norm_mlp", "num_features", "open_source", "painted", "read_checkpoint",
-    "read_manifest", "recipes", "register_dataset", "register_method", "register_views", "save_backbone",
-    "set_learning_rate_", "start_from_", "two_views", "two_weak_views", "use_cross_rank_batch_norm", "verify_backbone",
-    "warn_of_statistics", "weak_and_strong", "write_checkpoint",
+    "RunPlan", "Runtime", "Split", "Stem", "StepResult", "StoredImages", "StrongView", "StudentTeacherMethod",
+    "TrainingConfig", "TrainingData", "TrainingResult", "ViewsRecord", "WeakView", "build_backbone", "build_method",
+    "build_optimizer", "build_training_data", "columns_of", "cosine_distance", "dataset_record", "default_device",
+    "describe_training", "each_apart", "evaluation_data", "export", "export_to_hub_folder", "fit", "format_seconds",
+    "health_metrics", "initialised_from", "label_split", "learning_rate", "linear_classifier", "load_backbone",
+    "load_initial_", "method_record", "multi_crop", "norm_mlp", "num_features", "open_source", "painted",
+    "read_checkpoint", "read_manifest", "recipes", "register_dataset", "register_method", "register_views",
+    "save_backbone", "set_learning_rate_", "start_from_", "two_views", "two_weak_views", "use_cross_rank_batch_norm",
+    "verify_backbone", "warn_of_statistics", "weak_and_strong", "write_checkpoint",
 ]  # fmt: skip

@@ -16,7 +16,6 @@ from sts_methods import (
     evaluation_data,
     load_initial_,
     method_record,
-    open_source,
 )
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.run_folder import newest_meta, run_folders
@@ -72,7 +71,8 @@ def _on_labelled_images(pipeline: PipelineConfig) -> list[str]:
 
 
 def check_data(pipeline: PipelineConfig) -> None:
-    """Raise, as the dataset would, where files of the training or of an evaluation are not there, or CIFAR is damaged.
+    """Raise, as the dataset would, where files of the training or of an evaluation are not there, or CIFAR, shards
+    or tables are damaged.
 
     What may be downloaded is left to the workers.
     """
@@ -95,8 +95,8 @@ def check_data(pipeline: PipelineConfig) -> None:
 def _check_split(data: DataConfig, split: Split) -> None:
     record = dataset_record(data.dataset)
     unpacked = record.unpacked is not None and data.root is not None and (Path(data.root) / record.unpacked).exists()
-    if unpacked or not record.in_place(data.root, split):
-        open_source(data.dataset, data.root, split, image_size=data.image_size)
+    if unpacked or record.opening_checks or not record.in_place(data.root, split):
+        data.open(split)
 
 
 def _check_neighbours(data: DataConfig, k: int) -> None:
@@ -108,7 +108,7 @@ def _check_neighbours(data: DataConfig, k: int) -> None:
     elif record.num_images is not None:
         num_images = record.num_images
     else:
-        num_images = len(open_source(data.dataset, data.root, "train", image_size=data.image_size))
+        num_images = len(data.open("train"))
     if k > num_images:
         raise UsageError(f"knn lets {k} training images vote, and there are {num_images}: lower evaluation.knn.ks")
 
@@ -121,7 +121,7 @@ def check_images(pipeline: PipelineConfig, folder: Path) -> None:
     for run in run_folders(str(folder)):
         before = _images_of(run)
         if before is not None and now is None:
-            now = open_source(data.dataset, data.root, "train", image_size=data.image_size).fingerprint()
+            now = data.open("train").fingerprint()
         if before is not None and before != now:
             raise UsageError(
                 f"{run} was trained on other images ({before}) than are in {data.root or data.dataset} now ({now}): "

@@ -27,7 +27,7 @@ from sts_eval import (
     evaluate_cell,
     merge_cells,
 )
-from sts_methods import DataConfig, ImageArrays, dataset_record, open_source
+from sts_methods import DataConfig, ImageArrays, ImageFiles, dataset_record
 from sts_pipelines.config.evaluation import EvaluationConfig
 
 
@@ -38,13 +38,13 @@ def corruption_source(data: DataConfig, config: EvaluationConfig, classes: Seque
         if (root / "labels.npy").is_file():
             return ArrayCorruptions(root)
         return FolderCorruptions(root, image_size=data.image_size, classes=classes)
-    test = open_source(data.dataset, data.root, "test", image_size=max(data.image_size, 32))
+    test = replace(data, image_size=max(data.image_size, 32)).open("test")
     clean: CleanFolder | CleanArrays
     if isinstance(test, ImageArrays):
         assert test.labels is not None
         clean = CleanArrays(test.images.permute(0, 2, 3, 1).contiguous().numpy(), test.labels)
     else:
-        if not dataset_record(data.dataset).class_folders:
+        if not (dataset_record(data.dataset).class_folders and isinstance(test, ImageFiles)):
             raise ConfigError(
                 f"imagenet-c corrupts images in memory or in a folder per class, dataset {data.dataset!r} has neither: "
                 f"name released images in evaluation.imagenet_c_root"

@@ -66,7 +66,9 @@ class EvaluationRecord:
 def data_of(pipeline: PipelineConfig) -> dict[str, Any]:
     """The images that networks are evaluated on, and the type of the numbers in which they see them."""
     data = pipeline.training.data
-    images = {"dataset": data.dataset, "root": data.root, "image_size": data.image_size}
+    images: dict[str, Any] = {"dataset": data.dataset, "root": data.root, "image_size": data.image_size}
+    layout = ("image_column", "label_column", "train_split", "test_split")
+    images |= {name: getattr(data, name) for name in layout if getattr(data, name) is not None}
     return images | {"precision": pipeline.evaluation.features.precision}
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from sts_core import ConfigError
 from sts_methods.batch import Batch, LabelledOrder
 from sts_methods.data.config import DataConfig
-from sts_methods.data.datasets import IMAGENET_STATISTICS, open_source
+from sts_methods.data.datasets import IMAGENET_STATISTICS
 from sts_methods.data.evaluation_set import EvaluationDataset
 from sts_methods.data.file_loaders import FileFeed
 from sts_methods.data.label_split import LabelSplit, label_split
 from sts_methods.data.loaders import ArrayFeed, Pictures, Request
 from sts_methods.data.sampler import Place, StatelessSampler
-from sts_methods.data.sources import ImageArrays, ImageFiles, Source, Statistics
+from sts_methods.data.sources import ImageArrays, Source, Statistics, StoredImages
 from sts_methods.draws import LABELLED_ORDER_STREAM, ORDER_STREAM, Keys
 from sts_methods.views.specs import VIEWS, CropView, WeakView
 
@@ -210,7 +210,7 @@ def build_training_data(
             f"{world_size} workers in every micro-batch, got {global_batch_size}"
         )
     device = device or torch.device("cpu")
-    source = open_source(config.dataset, config.root, "train", image_size=config.image_size)
+    source = config.open("train")
     split = _label_split(config, source, seed)
     data = TrainingData(
         source,
@@ -225,7 +225,7 @@ def build_training_data(
         labelled_order=labelled_order,
     )
     notes = [_statistics_note(config, source)]
-    if isinstance(source, ImageFiles):
+    if isinstance(source, StoredImages):
         notes.append(_augmentation_note(config, device))
     data.note = "\n".join(note for note in notes if note) or None
     return data
@@ -235,7 +235,7 @@ def evaluation_data(config: DataConfig) -> tuple[EvaluationDataset, EvaluationDa
     """The labelled (train, test) sets without augmentation."""
     train, test = (
         EvaluationDataset(
-            open_source(config.dataset, config.root, split, image_size=config.image_size),
+            config.open(split),
             image_size=config.image_size,
             statistics=config.statistics,
             skip=config.on_error == "skip",

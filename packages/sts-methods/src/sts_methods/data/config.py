@@ -5,8 +5,8 @@ from typing import Literal, get_args
 
 from sts_core import ConfigError
 from sts_core.fields import added, formerly, incidental
-from sts_methods.data.datasets import DATASETS, dataset_record
-from sts_methods.data.sources import Statistics
+from sts_methods.data.datasets import DATASETS, dataset_record, open_source
+from sts_methods.data.sources import Layout, Source, Split, Statistics
 from sts_methods.views.specs import VIEWS, CropView, Interpolation, View, Views
 
 OnError = Literal["raise", "skip"]
@@ -19,7 +19,17 @@ class DataConfig:
     dataset: str = field(default="digits", metadata={"choices": DATASETS})
     """Name of the dataset."""
     root: str | None = incidental(None)
-    """Folder or file of the dataset; digits need none."""
+    """Folder or file of the dataset, for shards also s3://BUCKET/PREFIX; digits need none."""
+    image_column: str | None = added(None)
+    """Column of a table, or suffix of the files in a shard, that holds the images; None finds the only one."""
+    label_column: str | None = added(None)
+    """The same of their classes; None takes the only column of classes, or the suffix cls."""
+    train_split: str | None = added(None)
+    """Name of the split to train on in tables and shards; None is train."""
+    test_split: str | None = added(None)
+    """Name of the split to evaluate on; None is the first there is of validation, val, valid and test."""
+    cache_folder: str | None = incidental(None)
+    """Folder for the index of shards and for tables made of parquet; None is ~/.cache/sts-methods."""
     image_size: int = 32
     """Side of the views in pixels."""
     views: str = field(default="byol", metadata={"choices": VIEWS} | formerly("recipe"))
@@ -54,6 +64,13 @@ class DataConfig:
         for name, choices in (("dataset", DATASETS), ("views", VIEWS), ("on_error", get_args(OnError))):
             if (value := getattr(self, name)) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}", fields=(name,))
+        layout = ("image_column", "label_column", "train_split", "test_split")
+        if (told := [name for name in layout if getattr(self, name)]) and not dataset_record(self.dataset).takes_layout:
+            raise ConfigError(
+                f"{told[0]} is for tables and shards, {self.dataset} needs none, got {getattr(self, told[0])!r}: "
+                f"leave it out",
+                fields=(told[0],),
+            )
         for name, least in (("image_size", 8), ("unlabelled_ratio", 1), ("num_local_crops", 0), ("num_workers", 0)):
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value!r}", fields=(name,))
@@ -95,6 +112,14 @@ class DataConfig:
     def with_labels(self) -> bool:
         """Whether batches hold labelled images too."""
         return VIEWS[self.views].labelled
+
+    def open(self, split: Split) -> Source:
+        """The images of one split."""
+        layout = Layout(
+            image=self.image_column, label=self.label_column, train=self.train_split, test=self.test_split,
+            cache=self.cache_folder,
+        )  # fmt: skip
+        return open_source(self.dataset, self.root, split, image_size=self.image_size, layout=layout)
 
     def make_views(self) -> Views:
         """The views that this config asks for."""

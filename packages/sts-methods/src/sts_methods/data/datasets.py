@@ -15,7 +15,9 @@ from torch import Tensor
 from sts_core import ConfigError
 from sts_core.files import locked
 from sts_methods.data.image_folders import image_folder, unlabelled_images
-from sts_methods.data.sources import ImageArrays, Source, Split, Statistics
+from sts_methods.data.sources import ImageArrays, Layout, Source, Split, Statistics
+from sts_methods.data.stored.shards import shard_images
+from sts_methods.data.stored.storage import is_uri
 from sts_methods.draws import TEST_SPLIT_STREAM, IntArray, permutation
 from sts_methods.views.specs import Subject
 
@@ -30,8 +32,10 @@ class DatasetRecord:
     """What users call it."""
     about: str = ""
     """What it is or how its files lie, in a few words for the help."""
-    open: Callable[[str | None, Split], Source]
-    """The images of one split, read from `root`."""
+    open: Callable[..., Source]
+    """The images of one split: called with `root` and the split and, with `takes_layout`, a Layout."""
+    takes_layout: bool = False
+    """Whether its files hold more than images, so that users may have to say what stands where."""
     statistics: Statistics = IMAGENET_STATISTICS
     """Mean and standard deviation that its images are normalised with."""
     subject: Subject = "photographs"
@@ -42,6 +46,8 @@ class DatasetRecord:
     """Whether it has files of the user's."""
     class_folders: bool = False
     """Whether root holds train/ and val/ (or test/), in each a folder of images per class."""
+    opening_checks: bool = False
+    """Whether `open` finds out what is missing or damaged, short of the images."""
     unpacked: str | None = None
     """The folder in root that holds its files, if a download makes it: small enough to be read as a check."""
     labelled: bool | None = True
@@ -67,8 +73,8 @@ DATASETS: dict[str, DatasetRecord] = {}
 def register_dataset(record: DatasetRecord) -> None:
     """Make a dataset known by its name, as if it were one of ours.
 
-    `open` is given `data.root` and "train" or "test", and returns `ImageArrays` or `ImageFiles`. Every process that
-    meets the name has to import the module that calls this.
+    `open` is given `data.root` and "train" or "test", and returns `ImageArrays`, `ImageFiles` or a class of yours
+    derived from `StoredImages`. Every process that meets the name has to import the module that calls this.
 
         register_dataset(DatasetRecord(name="leaves", open=lambda root, split: ImageArrays(images, labels, classes)))
     """
@@ -84,12 +90,15 @@ def dataset_record(name: str) -> DatasetRecord:
     return DATASETS[name]
 
 
-def open_source(dataset: str, root: str | None, split: Split, *, image_size: int) -> Source:
+def open_source(
+    dataset: str, root: str | None, split: Split, *, image_size: int, layout: Layout | None = None
+) -> Source:
     """The images of one split of a dataset."""
     record = dataset_record(dataset)
     if record.needs_root and root is None:
         raise ConfigError(f"dataset {dataset!r} needs to know where its files are, got root=None: set root")
-    source = record.open(root and str(Path(root).expanduser()), split)
+    place = root if root is None or is_uri(root) else str(Path(root).expanduser())
+    source = record.open(place, split, layout or Layout()) if record.takes_layout else record.open(place, split)
     if record.held_at_image_size and isinstance(source, ImageArrays):
         return source.resized(image_size)
     return source
@@ -227,5 +236,13 @@ for _record in (
         name="images", about="a folder of images without labels", open=_on_disk(unlabelled_images), labelled=False
     ),
     DatasetRecord(name="arrays", about="an npz file", open=_on_disk(arrays), labelled=None),
+    DatasetRecord(
+        name="webdataset",
+        about="tar shards, in a folder or s3://",
+        open=shard_images,
+        takes_layout=True,
+        opening_checks=True,
+        labelled=None,
+    ),
 ):
     register_dataset(_record)

@@ -58,5 +58,5 @@ class EvaluationDataset(Dataset[tuple[Tensor, int]]):
     def _pixels(self, index: int) -> Tensor:
         if isinstance(self._source, ImageArrays):
             return self._source.images[index].float()
-        image = resize_centre(read_image(self._source.paths[index]), size=self._image_size, margin=MARGIN)
+        image = resize_centre(read_image(self._source, index), size=self._image_size, margin=MARGIN)
         return torch.from_numpy(image).permute(2, 0, 1).float()

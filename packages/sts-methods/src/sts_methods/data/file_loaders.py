@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import cv2
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sts_methods.data.image_files import ImageReadError, read_image
 from sts_methods.data.loaders import Groups, Instructions, Pictures, Planner, Plans, Request, views_apart
-from sts_methods.data.sources import ImageFiles
+from sts_methods.data.sources import StoredImages
 from sts_methods.draws import LABELLED_VIEW_STREAM, VIEW_STREAM, ByteImage, IntArray, Keys
 from sts_methods.transfer import Parcel, pack
 from sts_methods.views import per_image
@@ -49,7 +50,7 @@ class FileFeed:
     """Views of image files: processes read, decode and crop; the rest happens there or, batched, on the device."""
 
     def __init__(
-        self, source: ImageFiles, views: Views, *, seed: int, device: torch.device, num_workers: int, skip: bool,
+        self, source: StoredImages, views: Views, *, seed: int, device: torch.device, num_workers: int, skip: bool,
         on_device: bool, labelled_set: IntArray | None, num_labelled_views: int = 1,
     ) -> None:  # fmt: skip
         self._reader = FileViews(
@@ -112,7 +113,7 @@ class FileViews(Dataset[tuple[Request, Read]]):
     """
 
     def __init__(
-        self, source: ImageFiles, views: Views, *, seed: int, skip: bool, finish: bool, labelled_set: IntArray | None,
+        self, source: StoredImages, views: Views, *, seed: int, skip: bool, finish: bool, labelled_set: IntArray | None,
         num_labelled_views: int = 1, device: torch.device = CPU,
     ) -> None:  # fmt: skip
         self.planner = Planner(
@@ -150,11 +151,18 @@ class FileViews(Dataset[tuple[Request, Read]]):
         shown = keys.indices.copy()
         for first in range(0, len(keys), _GROUP):
             group = slice(first, first + _GROUP)
-            read = [self._read(int(index), pool, failures) for index in keys.indices[group]]
+            read = self._read_all(keys.indices[group], pool, failures)
             shown[group] = [index for index, _ in read]
             for number, (view, x) in enumerate(zip(views, out, strict=True)):
                 self._fill(x[group].numpy(), [image for _, image in read], view, keys[group], stream + number)
         return out, shown
+
+    def _read_all(self, indices: IntArray, pool: IntArray, failures: dict[int, str]) -> list[tuple[int, ByteImage]]:
+        """A group of images, all under way at once where they come over a network."""
+        if not self._source.waits:
+            return [self._read(int(index), pool, failures) for index in indices]
+        with ThreadPoolExecutor(_GROUP) as threads:
+            return list(threads.map(lambda index: self._read(int(index), pool, failures), indices))
 
     def _fill(self, out: ByteImage, images: list[ByteImage], view: View, keys: Keys, stream: int) -> None:
         heights, widths = np.array([image.shape[:2] for image in images], dtype=np.int64).T
@@ -174,7 +182,7 @@ class FileViews(Dataset[tuple[Request, Read]]):
         for turn in range(len(pool) if self._skip else 1):
             candidate = int(pool[(first + turn) % len(pool)])
             try:
-                return candidate, read_image(self._source.paths[candidate])
+                return candidate, read_image(self._source, candidate)
             except ImageReadError as error:
                 failures[candidate] = str(error)
         raise ImageReadError

@@ -1,4 +1,4 @@
-"""Image files as arrays: JPEG by libjpeg-turbo (simplejpeg), everything else by Pillow."""
+"""Encoded images as arrays: JPEG by libjpeg-turbo (simplejpeg), everything else by Pillow."""
 
 import io
 
@@ -7,6 +7,7 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from sts_core import StsError
+from sts_methods.data.sources import StoredImages
 from sts_methods.draws import ByteImage
 
 JPEG_MAGIC = b"\xff\xd8"
@@ -16,16 +17,15 @@ class ImageReadError(StsError, OSError):
     """An image is missing or cannot be decoded."""
 
 
-def read_image(path: str) -> ByteImage:
-    """The pixels of an image file, or an ImageReadError that names it."""
+def read_image(source: StoredImages, index: int) -> ByteImage:
+    """The pixels of an image, or an ImageReadError that names it."""
     try:
-        with open(path, "rb") as file:
-            return decode(file.read())
+        return decode(source.encoded(index))
     # Pillow reports broken files with any of these.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = _reason(error)
         raise ImageReadError(
-            f"every image must be readable, {path} is not ({reason}): repair it, or set on_error to skip"
+            f"every image must be readable, {source.name(index)} is not ({reason}): repair it, or set on_error to skip"
         ) from error
 
 
