@@ -20,6 +20,7 @@ from sts_core import (
 
 lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
 from sts_core.integrations.lightning import BankCallback, TeacherCallback  # noqa: E402
+from sts_core.integrations.parameter_lists import multi_avg_fn  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 CONFIG = spatial_temporal_smoothing(0.9, 0.5, granularity="channel")
@@ -79,16 +80,6 @@ def replayed(module: Module) -> nn.Module:
 
 def assert_same(a: nn.Module, b: nn.Module) -> None:
     assert all(torch.equal(x, b.state_dict()[name]) for name, x in a.state_dict().items())
-
-
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 3}, {"precision": "bf16-mixed"}])
-def test_the_teacher_follows_every_optimizer_step(tmp_path: Path, options: dict[str, Any]) -> None:
-    module, callback = Module(), TeacherCallback(CONFIG, seed=3)
-    trainer(tmp_path, callback, max_epochs=2, **options).fit(module, loader())
-    assert len(module.history) == (6 if "accumulate_grad_batches" in options else 16)
-    assert callback.follower is not None
-    assert callback.follower.step == len(module.history)
-    assert_same(callback.teachers["teacher"], replayed(module))
 
 
 def test_validation_and_test_compute_with_the_teacher_and_training_goes_on_with_the_student(tmp_path: Path) -> None:
@@ -192,3 +183,39 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
         trainer(tmp_path, TeacherCallback(CONFIG), max_steps=2).fit(
             Module(), loader(), ckpt_path=tmp_path / "plain.ckpt"
         )
+
+
+def test_lightnings_own_averaging_takes_ours(tmp_path: Path) -> None:
+    average = lightning.callbacks.WeightAveraging(multi_avg_fn=multi_avg_fn(CONFIG, seed=3))
+    module = Module()
+    trainer(tmp_path, average, max_epochs=1, accumulate_grad_batches=2).fit(module, loader())
+    assert len(module.history) == 4
+    student = Module()
+    student.load_state_dict(module.history[0])  # its first update copies
+    followed = nn.ParameterList(student.parameters())
+    teacher = make_teacher(followed)
+    smoother = Smoother(student=followed, teacher=teacher, config=CONFIG, seed=3)
+    for state in module.history[1:]:
+        student.load_state_dict(state)
+        smoother.update()
+    for own, expected in zip(module.parameters(), teacher.parameters(), strict=True):  # it ends with the average
+        assert torch.equal(own, expected)
+
+
+def test_a_resumed_teacher_is_made_when_the_module_is_where_it_trains(tmp_path: Path) -> None:
+    class Strategy(lightning.strategies.SingleDeviceStrategy):  # type: ignore[misc,name-defined]
+        """Instead of moving the restored module to a GPU it puts other weights in the place of its own."""
+
+        def model_to_device(self) -> None:
+            for name, weight in list(self.model.net[0].named_parameters()):
+                setattr(self.model.net[0], name, nn.Parameter(weight.detach().clone()))
+
+    def fit(folder: str, epochs: int, path: Path | None = None) -> TeacherCallback:
+        callback = TeacherCallback(CONFIG, seed=3)
+        run = trainer(tmp_path / folder, callback, max_epochs=epochs, strategy=Strategy(device=torch.device("cpu")))
+        run.fit(Module(), loader(), ckpt_path=path)
+        return callback
+
+    straight, _ = fit("straight", 2), fit("cut", 1)
+    resumed = fit("resumed", 2, tmp_path / "cut" / "step=8.ckpt")
+    assert_same(resumed.teachers["teacher"], straight.teachers["teacher"])

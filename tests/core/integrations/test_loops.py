@@ -1,12 +1,12 @@
 """timm, diffusers, torch's AveragedModel and lightly: their own code drives our teachers."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from sts_core import ConfigError, PairingError, Smoother, StateError, make_teacher, spatial_temporal_smoothing
 from sts_core.integrations.lightly import MomentumUpdate
@@ -44,40 +44,6 @@ def assert_same(a: Any, b: Any) -> None:
     pairs = list(zip(a, b, strict=True))
     assert pairs
     assert all(torch.equal(x, y) for x, y in pairs)
-
-
-def test_timm_drives_the_teacher_by_its_step_and_saves_it_as_its_own(tmp_path: Path) -> None:
-    timm_utils = pytest.importorskip("timm.utils", reason="timm is not installed")
-    student = network()
-    model_ema = ModelSmoother(student, CONFIG, seed=3)
-    for step in range(2):
-        moved(student, step)
-        model_ema.update(student, step=step + 1)
-    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
-    saver = timm_utils.CheckpointSaver(student, optimizer, model_ema=model_ema, checkpoint_dir=str(tmp_path))
-    saver.save_checkpoint(0)
-    saved = torch.load(tmp_path / "last.pth.tar", weights_only=False)["state_dict_ema"]
-    resumed = ModelSmoother(student, CONFIG, seed=3)
-    resumed.module.load_state_dict(saved)
-    for step in range(2, 4):
-        moved(student, step)
-        resumed.update(student, step=step + 1)
-    assert_same(resumed.module.parameters(), expected(4).parameters())
-
-
-def test_a_list_of_parameters_has_a_smoothers_teacher_and_resumes() -> None:
-    student = network()
-    ema = ParameterTeacher(student.parameters(), CONFIG, seed=3)
-    for step in range(2):
-        moved(student, step)
-        ema.step(student.parameters())
-    state = copy.deepcopy(ema.state_dict())
-    ema = ParameterTeacher(student.parameters(), CONFIG, seed=3)
-    ema.load_state_dict(state)
-    for step in range(2, 4):
-        moved(student, step)
-        ema.step(student.parameters())
-    assert_same(ema.shadow_params, expected(4, by_position=True).parameters())
 
 
 def test_fewer_parameters_than_at_the_beginning_are_refused() -> None:
@@ -126,22 +92,6 @@ def test_diffusers_loads_what_the_teacher_saved(tmp_path: Path) -> None:
     assert wanted <= set(dir(theirs)) & ours
 
 
-def test_averaged_model_keeps_the_teacher_and_resumes_by_its_own_count() -> None:
-    student = network()
-    averaged = torch.optim.swa_utils.AveragedModel(student, multi_avg_fn=multi_avg_fn(CONFIG, seed=3))
-    averaged.update_parameters(student)  # the first call copies
-    for step in range(2):
-        moved(student, step)
-        averaged.update_parameters(student)
-    state = copy.deepcopy(averaged.state_dict())
-    averaged = torch.optim.swa_utils.AveragedModel(student, multi_avg_fn=multi_avg_fn(CONFIG, seed=3))
-    averaged.load_state_dict(state)
-    for step in range(2, 4):
-        moved(student, step)
-        averaged.update_parameters(student)
-    assert_same(averaged.module.parameters(), expected(4, by_position=True).parameters())
-
-
 @pytest.mark.parametrize("make", [multi_avg_fn, lambda config: ParameterTeacher([], config)])
 def test_modules_cannot_be_told_from_a_list(make: Any) -> None:
     with pytest.raises(ConfigError, match="granularity 'module' needs the names of parameters"):
@@ -167,3 +117,38 @@ def test_lightlys_function_is_replaced_pair_by_pair_and_resumes() -> None:
     MomentumUpdate(spatial_temporal_smoothing(0.0, 0.0, buffers="keep"))(student, mine, 0.7)
     for a, b in zip(plain.parameters(), mine.parameters(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_averaged_model_with_statistics_and_counters(use_buffers: bool) -> None:
+    student = network()
+    averaged = AveragedModel(student, multi_avg_fn=multi_avg_fn(CONFIG, seed=3), use_buffers=use_buffers)
+    means = []
+    for step in range(3):
+        student(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step)))
+        averaged.update_parameters(student)
+        means.append(student[1].running_mean.clone())
+    got = averaged.module[1]
+    assert int(got.num_batches_tracked) == 3
+    assert torch.equal(got.running_mean, means[-1]) is not use_buffers
+    lowest, highest = torch.stack(means).amin(0), torch.stack(means).amax(0)
+    assert ((got.running_mean >= lowest) & (got.running_mean <= highest)).all()
+
+
+def test_the_average_of_a_bfloat16_model_must_be_float32() -> None:
+    student = network().bfloat16()
+    averaged = AveragedModel(student, multi_avg_fn=multi_avg_fn(CONFIG, seed=3))
+    averaged.update_parameters(student)
+    with pytest.raises(PairingError, match=r"must be float32, got torch.bfloat16, .*: call AveragedModel's float"):
+        averaged.update_parameters(student)
+    assert averaged.n_averaged == 1
+    averaged.float().update_parameters(student)
+    assert averaged.n_averaged == 2
+
+
+def test_timms_teacher_refuses_another_model() -> None:
+    student = network()
+    model_ema = ModelSmoother(student, CONFIG, seed=3)
+    with pytest.raises(PairingError, match="has one student, but this one is given another than it was made of"):
+        model_ema.update(network(), step=1)
+    model_ema.update(torch.compile(student, backend="eager"), step=1)

@@ -45,38 +45,6 @@ def weights(module: Any) -> Any:
     return module.net.weight.detach().clone()
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"bf16": True}])
-def test_the_teacher_moves_once_for_every_optimizer_step(tmp_path: Path, options: dict[str, Any]) -> None:
-    run = trainer(tmp_path, **options)
-    callback = add_teacher(run, CONFIG, seed=3)
-    run.train()
-    assert callback.smoother is not None
-    assert callback.smoother.step == run.state.global_step == 6
-    assert not torch.equal(weights(callback.teacher), weights(run.model))
-
-
-def test_a_resumed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
-    run = trainer(tmp_path)
-    straight = add_teacher(run, CONFIG, seed=3)
-    run.train()
-    again = trainer(tmp_path)
-    resumed = add_teacher(again, CONFIG, seed=3)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert torch.equal(weights(again.model), weights(run.model))
-    assert torch.equal(weights(resumed.teacher), weights(straight.teacher))
-
-
-def test_evaluation_computes_with_the_teacher_and_the_model_keeps_its_weights(tmp_path: Path) -> None:
-    run = trainer(tmp_path, eval_strategy="steps", eval_steps=3)
-    callback = add_teacher(run, CONFIG, seed=3)
-    run.train()
-    before = weights(run.model)
-    got = torch.from_numpy(run.predict(examples()).predictions)
-    inputs = torch.stack([example["x"] for example in examples()])
-    torch.testing.assert_close(got, callback.teacher.net(inputs))
-    assert torch.equal(weights(run.model), before)
-
-
 def test_a_checkpoint_without_a_teacher_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path).train()
     run = trainer(tmp_path)

@@ -21,9 +21,19 @@ class MomentumUpdate:
         self._smoothers: list[Smoother] = []
         self._steps: list[int] = []
 
-    def __call__(self, model: nn.Module, model_ema: nn.Module, m: float | None = None) -> None:
-        """Move `model_ema` one step towards `model`; m overrides the config's."""
-        self._smoother(model, model_ema).update(momentum=m)
+    def __call__(
+        self, model: nn.Module, model_ema: nn.Module, m: float | None = None, *, step: int | None = None
+    ) -> None:
+        """Move `model_ema` one step towards `model`; m overrides the config's.
+
+        With `step`, the number of optimizer steps so far (`self.trainer.global_step`), further calls of the same step
+        do nothing, as gradient accumulation makes them, and a resumed training needs no state.
+        """
+        smoother = self._smoother(model, model_ema)
+        if step is not None and step < smoother.step:
+            return
+        smoother.step = smoother.step if step is None else step
+        smoother.update(momentum=m)
 
     def _smoother(self, model: nn.Module, model_ema: nn.Module) -> Smoother:
         for smoother in self._smoothers:

@@ -15,7 +15,7 @@ from torch import Tensor
 from sts_core.binding import STATE_VERSION, Binding, check_state, make_rule
 from sts_core.config import SmoothingConfig
 from sts_core.errors import ConfigError, PairingError, StateError
-from sts_core.pairing import NamedPair
+from sts_core.pairing import WIDE, NamedPair
 from sts_core.schedules import Schedule
 
 
@@ -126,6 +126,8 @@ def multi_avg_fn(config: SmoothingConfig, *, seed: int = 0) -> Callable[[Any, An
     """What `torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=...)` averages with; Lightning's passes it on.
 
     Draws go by the number of averages, which AveragedModel saves: a resumed training carries on with the same ones.
+    With `use_buffers=True`, Lightning's default, statistics are smoothed like weights, and counters copied. The average
+    of a bfloat16 model must be float32: `AveragedModel(model, ...).float()`.
     """
     _refuse_modules(config)
 
@@ -133,6 +135,13 @@ def multi_avg_fn(config: SmoothingConfig, *, seed: int = 0) -> Callable[[Any, An
     def average(averaged: Sequence[Tensor], current: Sequence[Tensor], num_averaged: Tensor | int) -> None:
         # Called for each device and dtype in an order that may change: each dtype but float32 draws from its own seed.
         dtype = averaged[0].dtype
+        if not (dtype.is_floating_point or dtype.is_complex):
+            torch._foreach_copy_(list(averaged), list(current))
+            return
+        if dtype not in WIDE:
+            raise PairingError(
+                f"the average must be float32, got {dtype}, in which small steps are lost: call AveragedModel's float()"
+            )
         own = seed if dtype == torch.float32 else seed ^ zlib.crc32(str(dtype).encode())
         rule = make_rule(config, int(num_averaged) - 1, own, None, None)
         Binding([_pairs(current, averaged)], "auto").update([rule])

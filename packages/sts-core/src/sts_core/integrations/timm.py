@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from sts_core.config import SmoothingConfig
-from sts_core.pairing import make_teacher
+from sts_core.errors import PairingError
+from sts_core.pairing import make_teacher, unwrap
 from sts_core.schedules import Schedule
 from sts_core.smoother import Smoother
 
@@ -27,6 +28,8 @@ class ModelSmoother(nn.Module):
     def update(self, model: nn.Module, step: int | None = None) -> None:
         """Move the teacher; `step` counts optimizer steps from 1, as the train script does."""
         (smoother,) = self._smoother
+        if unwrap(model) is not unwrap(smoother.student):
+            raise PairingError("a teacher has one student, but this one is given another than it was made of")
         if step is not None:
             smoother.step = step - 1
         smoother.update(momentum=None if self.momentum is None else self.momentum(smoother.step))
