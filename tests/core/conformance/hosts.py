@@ -1,164 +1,15 @@
 """Seven ways to keep a moving average, each driven as its documentation says, on trainings of a few steps."""
 
 import importlib.util
-from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
 from sts_core import Smoother, make_teacher, temporal_moving_average
-
-State = dict[str, Tensor]
-Wrap = Callable[[nn.Module], nn.Module]
-
-
-class Net(nn.Module):
-    """Two layers of one shape with a norm between them."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(width, width))
-        self.norm = nn.BatchNorm1d(width)
-        self.head = nn.Linear(width, width)
-
-    def batch(self, step: int, rank: int = 0) -> Tensor:
-        generator = torch.Generator().manual_seed(2 * step + rank)
-        return torch.randn(16, self.norm.num_features, generator=generator).to(self.head.weight.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for part in self.children():
-            x = part(x)
-        return x
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A training: its student, what is done to it, and how long it lasts."""
-
-    student: Callable[[], Net] = Net
-    wrap: Wrap | None = None
-    """torch.compile, DDP or fully_shard."""
-    early: bool = False
-    """Whether the average is made before `wrap`, and sharded as the student is."""
-    strategy: Callable[[], dict[str, Any]] = dict
-    """Options of Lightning's Trainer that do what `wrap` does elsewhere."""
-    change: Callable[[int, Net, torch.optim.Optimizer], None] = lambda step, student, optimizer: None
-    """Called before every step."""
-    momentum: float = 0.5
-    steps: int = 4
-    accumulate: int = 1
-    resume_after: int | None = None
-    folder: Path = Path()
-    rank: int = 0
-
-
-class Trained(NamedTuple):
-    """What is left of a training."""
-
-    history: list[State]
-    """The student at the beginning and after every optimizer step."""
-    average: State
-    module: nn.Module | None
-    """What computes with the average."""
-
-
-class Host:
-    """An average in a plain loop: made by `begin`, moved by `step`."""
-
-    title: ClassVar[str]
-    package: ClassVar[str] = "torch"
-    follows_optimizers: ClassVar[bool] = False
-    """Whether it can call itself after an optimizer's steps."""
-    copies_first: ClassVar[bool] = True
-    """Whether its first update is a copy, as its documentation says."""
-    made_early: ClassVar[bool] = False
-    """Whether its documentation or examples make it before the student is wrapped."""
-    without_buffers: ClassVar[str] = ""
-    """Why it leaves buffers alone, if it does."""
-    option_for_shards: ClassVar[str] = ""
-    sharded: bool = False
-    without_shards: ClassVar[str] = ""
-    """What its documentation says, if it rules out sharded students."""
-
-    def begin(self, student: nn.Module, momentum: float) -> None:
-        raise NotImplementedError
-
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have `step` called after the optimizer's steps."""
-
-    def step(self, student: nn.Module) -> None:
-        raise NotImplementedError
-
-    def module(self, student: nn.Module) -> nn.Module:
-        raise NotImplementedError
-
-    def state(self) -> Any:
-        return self.module(nn.Module()).state_dict()
-
-    def load(self, state: Any) -> None:
-        self.module(nn.Module()).load_state_dict(state)
-
-    def train(self, case: Case) -> Trained:
-        plain = case.student()
-        history = [snapshot(plain)]
-        for begin, end in spans(case):
-            plain = case.student()
-            if case.early:
-                self.begin(plain, case.momentum)
-            student = case.wrap(plain) if case.wrap else plain
-            if not case.early:
-                self.begin(student, case.momentum)
-            elif case.wrap and isinstance(next(plain.parameters()), DTensor):
-                case.wrap(self.module(student))
-            optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
-            self.follow(optimizer)
-            if begin:
-                saved = torch.load(case.folder / "resumed.pt")
-                plain.load_state_dict(saved["student"])
-                optimizer.load_state_dict(saved["optimizer"])
-                self.load(saved["average"])
-            for step in range(begin, end):
-                case.change(step, plain, optimizer)
-                student.train()
-                for part in range(case.accumulate):
-                    loss(student(plain.batch(case.accumulate * step + part, case.rank))).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                if not self.follows_optimizers:
-                    self.step(student)
-                history.append(snapshot(plain))
-            if end != case.steps:
-                state = {"student": plain.state_dict(), "optimizer": optimizer.state_dict(), "average": self.state()}
-                torch.save(state, case.folder / "resumed.pt")
-        module = self.module(student)
-        return Trained(history, snapshot(plain if module is student else module), module)
-
-
-def spans(case: Case) -> list[tuple[int, int]]:
-    """The steps of a training, in one or, where it is resumed, two parts."""
-    stops = [0, *([case.resume_after] if case.resume_after else []), case.steps]
-    return list(pairwise(stops))
-
-
-def loss(output: Tensor) -> Tensor:
-    return (output.float() - 1).square().mean()
-
-
-def snapshot(module: nn.Module) -> State:
-    """Copies of all parameters and buffers, gathered; tied ones stay one tensor."""
-    memo: dict[int, Tensor] = {}
-    for tensor in (tensors := module.state_dict(keep_vars=True)).values():
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        memo.setdefault(id(tensor), whole.detach().clone())
-    return {name: memo[id(tensor)] for name, tensor in tensors.items()}
+from tests.core.conformance.training import Case, Host, Trained, loss, snapshot, spans
 
 
 class Ours(Host):
@@ -185,9 +36,13 @@ class Ours(Host):
 
 class Torch(Host):
     title = "torch `AveragedModel`"
+    options: ClassVar = {"bf16 students": "avg_fn=get_ema_avg_fn(m)` and `.float()"}
 
     def begin(self, student: nn.Module, momentum: float) -> None:
-        self.averaged = AveragedModel(student, multi_avg_fn=get_ema_multi_avg_fn(momentum))
+        if self.uses(self.options["bf16 students"]):
+            self.averaged = AveragedModel(student, avg_fn=get_ema_avg_fn(momentum)).float()
+        else:
+            self.averaged = AveragedModel(student, multi_avg_fn=get_ema_multi_avg_fn(momentum))
 
     def step(self, student: nn.Module) -> None:
         self.averaged.update_parameters(student)
@@ -204,12 +59,13 @@ class Torch(Host):
 
 class Timm(Host):
     title, package, made_early = "timm `ModelEmaV3`", "timm", True
-    option_for_shards = "foreach=False"
+    options: ClassVar = {"tied weights": "exclude_buffers=True", "FSDP2": "foreach=False"}
 
     def begin(self, student: nn.Module, momentum: float) -> None:
         from timm.utils import ModelEmaV3
 
-        self.ema, self.updates = ModelEmaV3(student, decay=momentum, foreach=not self.sharded), 0
+        more = {"exclude_buffers": self.uses("exclude_buffers=True"), "foreach": not self.uses("foreach=False")}
+        self.ema, self.updates = ModelEmaV3(student, decay=momentum, **more), 0
 
     def step(self, student: nn.Module) -> None:
         self.updates += 1
@@ -228,11 +84,14 @@ class Timm(Host):
 
 class EmaPytorch(Host):
     title, package, follows_optimizers = "ema-pytorch `EMA`", "ema-pytorch", True
+    options: ClassVar = {"bf16 students": "ema_model=deepcopy(student).float(), coerce_dtype=True"}
 
     def begin(self, student: nn.Module, momentum: float) -> None:
         from ema_pytorch import EMA
 
         every = {"update_after_step": 0, "update_every": 1, "min_value": momentum}
+        if self.uses(self.options["bf16 students"]):
+            every |= {"ema_model": deepcopy(student).float(), "coerce_dtype": True}
         self.ema = EMA(student, beta=momentum, include_online_model=False, **every)
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
@@ -251,11 +110,14 @@ class EmaPytorch(Host):
 class Diffusers(Host):
     title, package, made_early = "diffusers `EMAModel`", "diffusers", True
     without_buffers = "it averages parameters, and the student's own buffers serve with them"
+    options: ClassVar = {"bf16 students": ".to(dtype=torch.float32)"}
 
     def begin(self, student: nn.Module, momentum: float) -> None:
         from diffusers.training_utils import EMAModel
 
         self.ema = EMAModel(student.parameters(), decay=momentum, min_decay=momentum)
+        if self.uses(".to(dtype=torch.float32)"):
+            self.ema.to(dtype=torch.float32)
 
     def step(self, student: nn.Module) -> None:
         self.ema.step(student.parameters())
@@ -276,9 +138,12 @@ class Lightly(Host):
     title, package = "lightly `update_momentum`", "lightly"
     copies_first, made_early = False, True
     without_buffers = "the momentum network has its own, from its own forward passes"
+    options: ClassVar = {"bf16 students": "deepcopy(student).float()"}
 
     def begin(self, student: nn.Module, momentum: float) -> None:
         self.teacher, self.momentum = deepcopy(student), momentum
+        if self.uses("deepcopy(student).float()"):
+            self.teacher.float()
 
     @torch.no_grad()
     def step(self, student: nn.Module) -> None:
@@ -293,6 +158,7 @@ class Lightly(Host):
 class Lightning(Host):
     title, package, follows_optimizers = "Lightning `WeightAveraging`", "lightning", True
     without_shards = "its documentation says that sharded models do not work"
+    options: ClassVar = {"integer buffers": "use_buffers=False"}
 
     def train(self, case: Case) -> Trained:
         import lightning.pytorch as pl
@@ -332,7 +198,8 @@ class Lightning(Host):
         for _, end in spans(case):
             module = Sharded() if options["strategy"] not in ("auto", "ddp") else Module()
             keep = ModelCheckpoint(case.folder, save_top_k=-1, every_n_train_steps=1, filename="{step}")
-            average = WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(case.momentum))
+            use_buffers = not self.uses("use_buffers=False")
+            average = WeightAveraging(use_buffers=use_buffers, multi_avg_fn=get_ema_multi_avg_fn(case.momentum))
             trainer = pl.Trainer(
                 accelerator="cpu",
                 max_steps=end,

@@ -10,7 +10,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.core.conformance.hosts import Case, Host, Net, State, Trained, snapshot
+from tests.core.conformance.training import Case, Host, Net, State, Trained, snapshot
 
 OK, PARTLY, BREAKS, NOT_OFFERED = "ok", "partly", "breaks", "not offered"
 
@@ -131,8 +131,8 @@ def bf16(host: Host, folder: Path) -> Cell:
     share, noise = float(gone @ way / (way @ way)), float((gone - way).norm() / way.norm())
     kept = str(trained.average["head.weight"].dtype).removeprefix("torch.")
     if abs(share - 1) < 0.1:
-        remark = f"kept in {kept}" + (f", {noise:.1f} of the way in noise" if noise > 0.1 else "")
-        return Cell(OK, remark)
+        noisy = f"kept in {kept}, {noise:.1f} of the way in noise" if noise > 0.1 else ""
+        return Cell(OK, noisy or "kept in float32" * (kept == "float32"))
     return Cell(BREAKS, f"kept in {kept}: goes {share:.0%} of the way at m = .999")
 
 
@@ -157,10 +157,7 @@ def fsdp2(host: Host, folder: Path) -> Cell:
         parallel = ModelParallelStrategy(data_parallel_size=_world_size(), tensor_parallel_size=1)
         return {"strategy": parallel, "devices": _world_size()}
 
-    host.sharded = True
     verdict, remark = wrapped(host, cut, strategy, lambda: Net(7))
-    if host.option_for_shards:
-        return Cell(verdict, f"with `{host.option_for_shards}`, {remark}")
     return Cell(NOT_OFFERED, f"{host.without_shards}: {remark}") if host.without_shards else Cell(verdict, remark)
 
 
@@ -317,8 +314,21 @@ BY_RANKS = ("DDP", "FSDP2")
 
 
 def probe(host: type[Host], name: str, folder: Path) -> Cell:
-    """A cell of the table; an error that the probe does not expect is one, too."""
+    """A cell of the table: by default, and where that breaks with the option that the package offers."""
+    cell = _tried(host(), name, folder / host.title / name)
+    if cell.verdict != BREAKS or name not in host.options:
+        return cell
+    other = host()
+    other.column = name
+    verdict, remark = _tried(other, name, folder / host.title / f"{name}, with the option")
+    if verdict != OK:
+        return cell
+    return Cell(PARTLY, f"{cell.remark}; right with `{host.options[name]}`{remark and f', {remark}'}")
+
+
+def _tried(host: Host, name: str, folder: Path) -> Cell:
+    """An error that the probe does not expect is a verdict, too."""
     try:
-        return PROBES[name](host(), folder / host.title / name)
+        return PROBES[name](host, folder)
     except (Exception, SystemExit) as error:
         return Cell(BREAKS, said(error))
