@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import sts_methods
-from tests.methods.data.stored_images import write_shards
+from tests.methods.data.stored_images import write_shards, write_tables
 
 
 @pytest.fixture
@@ -117,6 +117,12 @@ def imagenet() -> None:
 def shards() -> None:
     """In the folder where the page runs: shards/."""
     write_shards(Path("shards"))
+
+
+@pytest.fixture
+def tables() -> None:
+    """In the folder where the page runs: tables/, as `save_to_disk` leaves it."""
+    write_tables(Path("tables"), "arrow")
 
 
 @pytest.fixture

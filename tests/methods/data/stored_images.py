@@ -1,10 +1,15 @@
 """The same photographs as files, in shards and in tables."""
 
 import io
+import json
 import tarfile
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tests.methods.views import pillow_reference as reference
 
@@ -47,11 +52,39 @@ def write_shards(root: Path, num_shards: int = 3) -> Path:
     return root
 
 
-def write_folder(root: Path) -> Path:
-    """The same images as a folder for each class."""
-    for split, content in (("train", samples()), ("val", samples(first=100, num=6))):
-        for key, sample in content.items():
-            folder = root / split / sample["cls"].decode()
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{key}.jpg").write_bytes(sample["jpg"])
+def table(content: Mapping[str, Sample], **more: list[Any]) -> pa.Table:
+    """As `datasets` makes it of an Image and a ClassLabel."""
+    about = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog", "owl"], "_type": "ClassLabel"}}
+    columns: dict[str, Any] = {
+        "image": [{"bytes": sample["jpg"], "path": f"{key}.jpg"} for key, sample in content.items()],
+        "label": [int(sample["cls"]) for sample in content.values()],
+    }
+    made = pa.table(columns | more)
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    made = made.set_column(0, pa.field("image", kind), made.column("image").cast(kind))
+    return made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": about}})})
+
+
+def write_arrow(path: Path, rows: pa.Table) -> Path:
+    """An Arrow file as `save_to_disk` writes it, in batches of 4."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows, max_chunksize=4)
+    return path
+
+
+def write_parquet(path: Path, rows: pa.Table) -> Path:
+    """A Parquet file as the hub has them, in groups of 4 rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, path, row_group_size=4)
+    return path
+
+
+def write_tables(root: Path, suffix: str) -> Path:
+    """Two numbered files for training, and one for evaluation."""
+    write = write_arrow if suffix == "arrow" else write_parquet
+    everything = table(samples())
+    write(root / "train" / f"data-00000-of-00002.{suffix}", everything.slice(0, 9))
+    write(root / "train" / f"data-00001-of-00002.{suffix}", everything.slice(9))
+    write(root / "validation" / f"data-00000-of-00001.{suffix}", table(samples(first=100, num=6)))
     return root

@@ -16,7 +16,7 @@ from sts_core import ConfigError
 from sts_methods import Batch, DataConfig, ImageReadError, TrainingData, build_training_data, evaluation_data
 from sts_methods.data.image_files import decode, read_image
 from sts_methods.data.sources import StoredImages
-from tests.methods.data.stored_images import NUM_IMAGES, jpeg, samples, write_shards, write_tar
+from tests.methods.data.stored_images import NUM_IMAGES, jpeg, samples, write_shards, write_tables, write_tar
 from tests.object_store import served
 
 pytestmark = [
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),  # Python from 3.12 on
 ]
 
-KINDS = ("webdataset", "s3")
+KINDS = ("webdataset", "s3", "arrow", "parquet")
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +33,13 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Dat
     base = tmp_path_factory.mktemp("stored")
     settings = {"image_size": 32, "views": "moco", "cache_folder": str(base / "cache")}
     roots = {"webdataset": str(write_shards(base / "shards"))}
+    roots |= {suffix: str(write_tables(base / suffix, suffix)) for suffix in ("arrow", "parquet")}
     with served(base / "shards") as (uri, _):
         roots["s3"] = uri
         yield {
-            kind: DataConfig(dataset="webdataset" if kind == "s3" else kind, root=root, **settings)  # type: ignore[arg-type]
+            kind: DataConfig(
+                dataset="huggingface" if kind in ("arrow", "parquet") else "webdataset", root=root, **settings
+            )  # type: ignore[arg-type]
             for kind, root in roots.items()
         }
 
@@ -67,7 +70,7 @@ def test_images_classes_and_order_are_those_that_were_written(pristine: dict[str
     for split, first, num in (("train", 0, NUM_IMAGES), ("test", 100, 6)):
         source = opened(pristine[kind], split)
         assert len(source) == num
-        assert source.classes == ("0", "1", "2")
+        assert source.classes == (("cat", "dog", "owl") if kind in ("arrow", "parquet") else ("0", "1", "2"))
         assert source.labels is not None
         assert source.labels.tolist() == [n % 3 for n in range(first, first + num)]
         assert all(np.array_equal(read_image(source, n), decode(jpeg(first + n))) for n in range(num))

@@ -208,7 +208,7 @@ def test_an_evaluation_that_could_not_follow_is_told_before_the_training(monkeyp
     check_evaluations(resolve("byol-digits-sts", elsewhere))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dataset", ["imagefolder", "arrays", "images", "webdataset"])
+@pytest.mark.parametrize("dataset", ["imagefolder", "arrays", "images", "webdataset", "huggingface"])
 def test_data_that_is_not_there_is_missed_before_the_workers_start(dataset: str, tmp_path: Path) -> None:
     flags = ["--data.dataset", dataset, "--data.root", str(tmp_path / "nowhere")]
     with pytest.raises(ConfigError, match="nowhere"):

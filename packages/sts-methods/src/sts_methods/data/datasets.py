@@ -18,6 +18,7 @@ from sts_methods.data.image_folders import image_folder, unlabelled_images
 from sts_methods.data.sources import ImageArrays, Layout, Source, Split, Statistics
 from sts_methods.data.stored.shards import shard_images
 from sts_methods.data.stored.storage import is_uri
+from sts_methods.data.stored.tables import table_images
 from sts_methods.draws import TEST_SPLIT_STREAM, IntArray, permutation
 from sts_methods.views.specs import Subject
 
@@ -236,6 +237,14 @@ for _record in (
         name="images", about="a folder of images without labels", open=_on_disk(unlabelled_images), labelled=False
     ),
     DatasetRecord(name="arrays", about="an npz file", open=_on_disk(arrays), labelled=None),
+    DatasetRecord(
+        name="huggingface",
+        about="a dataset's arrow or parquet files",
+        open=table_images,
+        takes_layout=True,
+        opening_checks=True,
+        labelled=None,
+    ),
     DatasetRecord(
         name="webdataset",
         about="tar shards, in a folder or s3://",

@@ -42,6 +42,11 @@ class Storage:
 
     root: str
 
+    @property
+    def place(self) -> str:
+        """The root, wherever the process was started."""
+        return self.root if is_uri(self.root) else os.path.abspath(self.root)
+
     def files(self, *suffixes: str) -> list[StoredFile]:
         """Everything below the root whose name ends so, sorted by name."""
         found = self._remote_files() if is_uri(self.root) else self._local_files()

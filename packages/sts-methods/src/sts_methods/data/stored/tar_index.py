@@ -44,7 +44,7 @@ class ShardIndex:
 
 def indices_of(storage: Storage, shards: list[StoredFile], layout: Layout) -> list[ShardIndex]:
     """The index of every shard: from the cache where the file has neither another size nor another date."""
-    files = [kept(layout, "shards", VERSION, storage.root, f, layout.image, layout.label) for f in shards]
+    files = [kept(layout, "shards", VERSION, storage.place, f, layout.image, layout.label) for f in shards]
     found = [_saved(file) for file in files]
     if missing := [number for number, index in enumerate(found) if index is None]:
         try:
