@@ -90,7 +90,7 @@ def _whole(step: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def row(method: str, author: str, steps: list[dict[str, Any]]) -> str:
-    """Counts of the step that asks for least (every tenth of MoCo's shares statistics), and the least of host times."""
+    """Counts of the step that asks for least (and for most, where they differ), and the least of host times."""
     least = min(steps, key=lambda step: step["operations"])
     most = max(steps, key=lambda step: step["operations"])
     both = [f"{step['operations']:,}" for step in (least, most)]

@@ -1,4 +1,7 @@
-"""A group of ranks that trains BYOL and MoCo straight and in two parts: resumed_ranks.py FOLDER WORLD_SIZE..."""
+"""A group of ranks that trains BYOL and MoCo straight, in two parts, and from a checkpoint that was asked for.
+
+resumed_ranks.py FOLDER WORLD_SIZE...
+"""
 
 import contextlib
 import multiprocessing
@@ -50,8 +53,13 @@ def train(rank: int, world_size: int, folder: Path) -> None:
         with contextlib.suppress(tiny.CrashError):
             fit(config(name), tiny.CrashingRuntime(folder / f"{name}-crashed", 2))
         resumed = fit(config(name), tiny.runtime(folder / f"{name}-crashed"))
-        both = {"straight": tiny.weights(straight), "resumed": tiny.weights(resumed)}
-        torch.save(both, folder / f"{name}-{rank}.pt")
+        fit(config(name), tiny.asked_runtime(folder / f"{name}-asked", after=1, copy_to=folder / f"{name}-ahead"))
+        dist.barrier()  # rank 0 has copied it
+        asked = tiny.runtime(folder / f"{name}-ahead").checkpoints.steps()
+        ahead = fit(config(name), tiny.runtime(folder / f"{name}-ahead"))
+        runs = {"straight": straight, "resumed": resumed, "ahead": ahead}
+        found = {"asked": asked, **{kind: tiny.weights(run) for kind, run in runs.items()}}
+        torch.save(found, folder / f"{name}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

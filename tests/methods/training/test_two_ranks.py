@@ -1,5 +1,6 @@
 """Two ranks train what one trains, stay equal, notice when they do not, and stop together."""
 
+import itertools
 import json
 import os
 import sys
@@ -62,8 +63,8 @@ def test_ranks_hold_a_part_of_the_bank_each_and_the_checkpoint_has_it_whole(grou
     assert list(saved["bank"]["applied"]) == ["m3", "m5", "m9"]
     for name, teacher in {**held[0], **held[1]}.items():
         tiny.assert_same_bits(saved["bank"]["teachers"][name], teacher)  # type: ignore[arg-type]
-    for rank in range(2):
-        for name, teacher in _weights(group, "bank-resumed", rank).items():
+    for rank, run in itertools.product(range(2), ("bank-resumed", "bank-ahead")):
+        for name, teacher in _weights(group, run, rank).items():
             tiny.assert_same_bits(teacher, held[rank][name])  # type: ignore[arg-type]
 
 

@@ -45,13 +45,16 @@ def _failure(method: Any, folder: Path, config: Any) -> str:
 
 
 def _train_bank(rank: int, folder: Path) -> None:
-    """A bank of three over the ranks, undisturbed and crashed half-way."""
+    """A bank of three over the ranks, undisturbed, crashed half-way and from a checkpoint that was asked for."""
     config = tiny.tiny_config(bank=BANK)
     straight = tiny.tiny_fit(config, tiny.runtime(folder / "bank"))
     with contextlib.suppress(tiny.CrashError):
         tiny.tiny_fit(config, tiny.CrashingRuntime(folder / "bank-crashed", 7))
     resumed = tiny.tiny_fit(config, tiny.runtime(folder / "bank-crashed"))
-    for name, result in {"straight": straight, "resumed": resumed}.items():
+    tiny.tiny_fit(config, tiny.asked_runtime(folder / "bank-asked", after=3, copy_to=folder / "bank-ahead"))
+    dist.barrier()  # rank 0 has copied it
+    ahead = tiny.tiny_fit(config, tiny.runtime(folder / "bank-ahead"))
+    for name, result in {"straight": straight, "resumed": resumed, "ahead": ahead}.items():
         held = {key: teacher.state_dict() for key, teacher in result.bank.items()}
         torch.save(held, folder / f"bank-{name}-{rank}.pt")
 

@@ -1,5 +1,7 @@
 """The smallest method that has everything a real one has, to test the loop with; as a script, a run to be killed."""
 
+import itertools
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -132,6 +134,16 @@ class CrashingRuntime(LocalRuntime):
         super().report(metrics, save)
         if metrics["step"] == self.crash_at:
             raise CrashError
+
+
+def asked_runtime(folder: Path, *, after: int, copy_to: Path) -> LocalRuntime:
+    """A runtime that is asked for a checkpoint after a step, with which a run in `copy_to` can begin."""
+    steps = itertools.count(1)
+
+    def answer() -> None:
+        shutil.copytree(folder / "checkpoints", copy_to / "checkpoints")
+
+    return LocalRuntime(folder, progress=False, request=lambda: answer if next(steps) == after else None)
 
 
 def weights(result: TrainingResult) -> dict[str, Tensor]:

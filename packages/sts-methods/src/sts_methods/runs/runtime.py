@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sts_core.distributed import rank, world_size
 from sts_core.files import write_atomically
+from sts_methods.runs.appointment import Appointment
 from sts_methods.runs.checkpoint import CheckpointStore, read_checkpoint
 from sts_methods.runs.metrics_log import MetricsLog
 from sts_methods.runs.progress_line import ProgressDisplay
@@ -178,9 +179,9 @@ class LocalRuntime:
         teacher.safetensors, student.safetensors (+ .json) at the end
 
     Calling `fit` again with the same folder carries on from the newest intact checkpoint. `listeners` take part in the
-    run; `write_config=False` is for a caller that writes the first two itself. `request`, called after every step on
-    rank 0, may ask for a checkpoint ahead of time: it returns None, or what to call when one is on disk. `on_step` is
-    called with the number of steps done after each of them, on every rank.
+    run; `write_config=False` is for a caller that writes the first two itself. `request`, given on all ranks but called
+    on rank 0 alone, after every step, may ask for a checkpoint ahead of time: it returns None, or what to call when one
+    is on disk. `on_step` is called with the number of steps done after each of them, on every rank.
     """
 
     def __init__(
@@ -206,6 +207,8 @@ class LocalRuntime:
         self._request, self._on_step = request, on_step
         self._asked: Callable[[], None] | None = None
         """Whom a checkpoint ahead of time was promised."""
+        self._appointment: Appointment | None = None
+        self._last_step = 0
         self._display: ProgressDisplay | None = None
         self._method: nn.Module | None = None
 
@@ -227,6 +230,9 @@ class LocalRuntime:
     def start(self, plan: RunPlan) -> None:
         if self.rank == 0:
             self._open(plan)
+        self._last_step = plan.total_steps
+        if self._request is not None:
+            self._appointment = Appointment()
         assert self._method is not None, "wrap comes before start"
         for listener in self.listeners:
             listener.start(plan, self._method)
@@ -254,26 +260,43 @@ class LocalRuntime:
         for listener in self.listeners:
             listener.report(metrics, None if save is None else self.checkpoints.wait)
 
-    def end_step(self, step: int, save: Callable[[], dict[str, Any] | None] | None) -> None:
-        """Tell of the step, and keep the checkpoint that `save` returns if one was asked for: rank 0 needs no other.
+    def end_step(self, step: int, save: Callable[[], dict[str, Any]]) -> None:
+        """Tell of the step, and keep the checkpoint that `save` returns if one was asked for.
 
-        `save` is None where it would need the others: the run then resumes from its last regular checkpoint. It returns
-        None where a later step will do: whoever asked waits.
+        Only rank 0 hears of a request, but all ranks call `save` after the same step: of several ranks two steps later.
         """
         if self._on_step is not None:
             self._on_step(step)
-        if self._asked is None and self._request is not None and self.rank == 0:
-            self._asked = self._request()
-        if self._asked is None:
+        if self._appointment is None:
             return
-        self.checkpoints.wait()
-        if save is not None and step not in self.checkpoints.steps():
-            if (state := save()) is None:
-                return
-            self.checkpoints.save(step, state, ahead=True)
+        if self.rank == 0:
+            self._hear(step, self._appointment)
+        if not self._appointment.is_now(step):
+            return
+        state = save()
+        if self.rank == 0:
             self.checkpoints.wait()
+            if step not in self.checkpoints.steps():
+                self.checkpoints.save(step, state, ahead=True)
+            self._answer()
+
+    def _hear(self, step: int, appointment: Appointment) -> None:
+        """Make an appointment with the other ranks for who asks now, unless a checkpoint of this step is due anyway."""
+        if self._asked is None and self._request is not None:
+            self._asked = self._request()
+            if self._asked is not None:
+                self.checkpoints.wait()
+                if step in self.checkpoints.steps():
+                    self._answer()
+                else:
+                    appointment.make(step, last=self._last_step)
+
+    def _answer(self) -> None:
+        """Tell who asked that the checkpoint is on disk, when it is."""
+        self.checkpoints.wait()
         answer, self._asked = self._asked, None
-        answer()
+        if answer is not None:
+            answer()
 
     def close(self) -> None:
         if self._display is not None:

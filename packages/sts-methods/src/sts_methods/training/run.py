@@ -27,9 +27,6 @@ from sts_methods.training.initial import InitialWeights, remembered, start_from_
 from sts_methods.training.learner import Learner
 from sts_methods.training.observation import Observation
 
-SHARED_EVERY = 10
-"""Steps after which ranks have equal statistics at the latest: so long waits who asks for a checkpoint by a signal."""
-
 
 class Run:
     """One run of `fit`: its learner, its data from the current step on, and its book-keeping."""
@@ -71,7 +68,6 @@ class Run:
         self.metrics: dict[str, float] = {}
         """The last metrics reported."""
         self._shared_every = (
-            SHARED_EVERY,
             *(config.verify_ranks_every_steps, config.checkpoint_every_steps, config.log_every_steps),
             None if self.drift is None and observation is None else self.data.steps_per_epoch,
         )
@@ -135,14 +131,13 @@ class Run:
             self.confirm_step()
             self._report(batches, seen, save=save)
         if self._end_step is not None:
-            bank = self.learner.bank
-            spread = bank is not None and bank.is_spread  # no rank could save it by itself
-            self._end_step(self.step, None if spread else self._state_now)
+            self._end_step(self.step, self._state_now)
 
-    def _state_now(self) -> dict[str, Any] | None:
-        """A checkpoint that rank 0 makes by itself; None as long as the ranks' statistics differ."""
-        shared = self.learner.method.statistics_are_shared
-        return self.state_dict(self.learner.bank_state()) if shared else None
+    def _state_now(self) -> dict[str, Any]:
+        """A checkpoint ahead of time, which all ranks make together."""
+        self.confirm_step()
+        self.learner.method.share_statistics_()
+        return self.state_dict(self.learner.bank_state())
 
     def _end_of_epochs(self) -> dict[str, float]:
         """What is recorded after whole epochs; the clock of images per second stands still meanwhile."""
