@@ -36,20 +36,36 @@ def trained(steps: int, *, momentum: float = 0.9) -> tuple[nn.Module, nn.Module]
 
 
 def layouts(student: Any, teacher: Any) -> dict[str, Any]:
-    """The same two networks as DINO, timm, Lightning (ours and its own), MoCo and a plain loop save them."""
+    """The same two networks as DINO, timm, Lightning (ours and its own), MoCo, ema-pytorch, plain loops save them."""
     s, t = student.state_dict(), teacher.state_dict()
-    encoders = {f"module.encoder_{letter}.{n}": v for letter, state in (("q", s), ("k", t)) for n, v in state.items()}
+
+    def below(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
+        return {prefix + name: value for name, value in state.items()}
+
     return {
         "dino": {"student": s, "teacher": t, "epoch": 3},
         "timm": {"state_dict": s, "state_dict_ema": t, "epoch": 3},
         "lightning-average": {"state_dict": t, "current_model_state": s, "global_step": 3},
         "lightning-callback": {"state_dict": s, "teachers": {"teacher": t}, "global_step": 3},
-        "moco": {"state_dict": encoders},
-        "plain": {"student." + n: v for n, v in s.items()} | {"teacher." + n: v for n, v in t.items()},
+        "moco": {"state_dict": below("module.encoder_q.", s) | below("module.encoder_k.", t)},
+        "averaged-model": {
+            "model": s,
+            "ema": {"module." + n: v for n, v in t.items()} | {"n_averaged": torch.tensor(3)},
+        },
+        "ema-pytorch": {
+            "ema": {"online_model." + n: v for n, v in s.items()} | {"ema_model." + n: v for n, v in t.items()}
+        },
+        "ema-pytorch-alone": {
+            "model": s,
+            "ema": {"step": torch.tensor(3)} | {"ema_model." + n: v for n, v in t.items()},
+        },
+        "part": {"state_dict": {"net.body." + n: v for n, v in s.items()}, "teachers": {"teacher": t}},
+        "wrapped": {"model": {"module._orig_mod." + n: v for n, v in s.items()}, "model_ema": t},
+        "plain": below("student.", s) | below("teacher.", t),
     }
 
 
-@pytest.mark.parametrize("layout", ["dino", "timm", "lightning-average", "lightning-callback", "moco", "plain"])
+@pytest.mark.parametrize("layout", list(layouts(network(), network())))
 def test_a_sound_average_is_found_in_every_layout(layout: str, tmp_path: Path) -> None:
     torch.save(layouts(*trained(3))[layout], tmp_path / "it.pt")
     findings = examine(tmp_path / "it.pt")

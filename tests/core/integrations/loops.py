@@ -1,5 +1,6 @@
 """Small trainings in the loops that hosts leave to their users: their own scripts, from the parts they are made of."""
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def timm(folder: Path, steps: int, accumulate: int = 1, mixed: bool = False) -> 
     if (last := folder / "last.pth.tar").exists():
         num_updates = resume_task_checkpoint(task, last, optimizer, scaler)
         load_task_ema_checkpoint(task, last)
-    saver = CheckpointSaver(model, optimizer, task=task, amp_scaler=scaler, checkpoint_dir=str(folder))
+    arguments = argparse.Namespace(model="its name")
+    saver = CheckpointSaver(model, optimizer, arguments, task=task, amp_scaler=scaler, checkpoint_dir=str(folder))
     for epoch in range(num_updates, steps):  # of one update each
         for part in range(accumulate):
             need_update = part == accumulate - 1
@@ -144,7 +146,7 @@ def averaged_model(folder: Path, steps: int, accumulate: int = 1, mixed: bool = 
     model, history = network(), []
     averaged = AveragedModel(model, multi_avg_fn=multi_avg_fn(CONFIG, seed=SEED))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    parts = {"model": model, "averaged": averaged, "optimizer": optimizer}
+    parts = {"model": model, "ema": averaged, "optimizer": optimizer}
     if (path := folder / "last.pt").exists():
         for name, state in torch.load(path, weights_only=True).items():
             parts[name].load_state_dict(state)

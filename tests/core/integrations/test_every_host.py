@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from sts_core.doctor import examine
 from sts_core.testing import assert_resumes
 from tests.core.integrations import loops, trainers
 from tests.core.integrations.trained import State, Train, Trained, replayed
@@ -86,3 +87,27 @@ def test_the_hosts_evaluation_computes_with_the_teacher_and_leaves_the_student_a
     last = trained.followed[-1]
     if train is not trainers.lightly:  # its teacher follows at the beginning of the next step
         assert_same(trained.student, last)
+
+
+CHECKPOINTS = {
+    trainers.lightning: "step=4.ckpt",
+    trainers.transformers: "checkpoint-4",
+    loops.timm: "last.pth.tar",
+    loops.averaged_model: "last.pt",
+    trainers.lightly: "step=4.ckpt",
+}
+
+
+def test_the_doctor_finds_the_teacher_in_what_the_host_saved(train: Train, tmp_path: Path) -> None:
+    if train is loops.diffusers:
+        pytest.skip("accelerate saves parameters without their names")
+    trained = train(tmp_path, 4)
+    findings = examine(tmp_path / CHECKPOINTS[train])
+    assert not [finding.text for finding in findings if finding.wrong]
+    names = [name for name, value in trained.teacher.items() if value.is_floating_point() and "running" not in name]
+    gap, norm = (
+        torch.cat([state[name].flatten() for name in names]).norm()
+        for state in ({n: trained.teacher[n] - trained.student[n] for n in names}, trained.student)
+    )
+    assert any(f"is {gap / norm:.2%} of the weights' norm away" in finding.text for finding in findings)
+    assert any("2 batch norm statistics, which have moved" in finding.text for finding in findings)

@@ -17,6 +17,7 @@ from sts_core import (
     spatial_temporal_smoothing,
     temporal_moving_average,
 )
+from sts_core.doctor import examine
 
 lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
 from sts_core.integrations.lightning import BankCallback, TeacherCallback  # noqa: E402
@@ -200,6 +201,9 @@ def test_lightnings_own_averaging_takes_ours(tmp_path: Path) -> None:
         smoother.update()
     for own, expected in zip(module.parameters(), teacher.parameters(), strict=True):  # it ends with the average
         assert torch.equal(own, expected)
+    found = examine(tmp_path / "step=2.ckpt", tmp_path / "step=4.ckpt")
+    assert not [finding.text for finding in found if finding.wrong]
+    assert "state_dict, the average of current_model_state, moved over 2 steps" in found[-1].text
 
 
 def test_a_resumed_teacher_is_made_when_the_module_is_where_it_trains(tmp_path: Path) -> None:

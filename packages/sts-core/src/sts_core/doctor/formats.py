@@ -41,6 +41,7 @@ PREFIXES = (
     ("encoder_q.", "encoder_k."),
     ("online_network.", "target_network."),
     ("online_encoder.", "target_encoder."),
+    ("online_model.", "ema_model."),  # ema-pytorch
     ("base_encoder.", "momentum_encoder."),
     ("backbone.", "backbone_momentum."),
 )
@@ -97,22 +98,31 @@ def _of_sts(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _by_section(tree: Mapping[str, Any], step: int | None) -> list[Found]:
     found = [
-        Found(one, _tensors(tree[one]), other, _tensors(tree[other]), step)
+        _found(one, tree[one], other, tree[other], step)
         for one, other in SECTIONS
         if isinstance(tree.get(one), Mapping) and isinstance(tree.get(other), Mapping)
     ]
     for name, teacher in (tree.get("teachers") or {}).items() if isinstance(tree.get("teachers"), Mapping) else ():
-        found.append(Found("state_dict", _tensors(tree["state_dict"]), f"teachers.{name}", _tensors(teacher), step))
+        found.append(_found("state_dict", tree["state_dict"], f"teachers.{name}", teacher, step))
     return [one for one in found if one.student.keys() & one.average.keys()]
+
+
+def _found(one: str, student: Mapping[str, Any], other: str, average: Mapping[str, Any], step: int | None) -> Found:
+    """Under the same names: without those of wrappers, and of a student whose part was followed only that part."""
+    ours, theirs = _unwrapped(student), _unwrapped(average)
+    if not ours.keys() & theirs.keys():
+        theirs = {name.removeprefix("ema_model."): tensor for name, tensor in theirs.items()}  # ema-pytorch
+        places = {key.removesuffix(name) for name in list(theirs)[-1:] for key in ours if key.endswith(f".{name}")}
+        place = max(places, key=lambda place: sum(place + name in ours for name in theirs), default="")
+        ours = {name.removeprefix(place): tensor for name, tensor in ours.items() if name.startswith(place)}
+    return Found(one, ours, other, theirs, step)
 
 
 def _by_prefix(tree: Mapping[str, Any], step: int | None) -> list[Found]:
     """Pairs inside one state dict, which may be the file itself or one of its sections."""
     found = []
     for section in (tree, *(value for value in tree.values() if isinstance(value, Mapping))):
-        tensors = {
-            re.sub(r"^(module\.|_orig_mod\.)+", "", str(name)): value for name, value in _tensors(section).items()
-        }
+        tensors = _unwrapped(section)
         for one, other in PREFIXES:
             parts = [{n.removeprefix(p): t for n, t in tensors.items() if n.startswith(p)} for p in (one, other)]
             if parts[0].keys() & parts[1].keys():
@@ -120,6 +130,10 @@ def _by_prefix(tree: Mapping[str, Any], step: int | None) -> list[Found]:
     return found
 
 
-def _tensors(section: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Those with values: of a tensor on the meta device only the shape was saved."""
-    return {str(n): value for n, value in section.items() if isinstance(value, Tensor) and not value.is_meta}
+def _unwrapped(section: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Its tensors with values (on the meta device only a shape was saved), by names without those of wrappers."""
+    return {
+        re.sub(r"^(module\.|_orig_mod\.)+", "", str(name)): value
+        for name, value in section.items()
+        if isinstance(value, Tensor) and not value.is_meta
+    }
