@@ -4,6 +4,7 @@ import sts_methods
 
 NAMES = [
     "METHODS",
+    "AugmentationConfig",
     "Batch",
     "Byol",
     "ByolConfig",

@@ -8,6 +8,7 @@ from sts_core.fields import added, formerly, incidental
 from sts_methods.data.datasets import DATASETS, dataset_record, open_source
 from sts_methods.data.sources import Layout, Source, Split, Statistics
 from sts_methods.views.specs import VIEWS, CropView, Interpolation, View, Views
+from sts_methods.views.strength import AS_THE_VIEWS, AugmentationConfig
 
 OnError = Literal["raise", "skip"]
 
@@ -46,6 +47,8 @@ class DataConfig:
     """Largest share of the area that one of DINO's small crops covers; None is that of the views."""
     interpolation: Interpolation | None = None
     """Filter that resizes crops, bilinear or bicubic (DeepMind's BYOL); None is that of the views."""
+    augmentation: AugmentationConfig = added(AS_THE_VIEWS)
+    """Strengths and probabilities, where they differ from those of the views."""
     mean: tuple[float, float, float] | None = added(None)
     """Mean of red, green and blue, in [0, 1], that images are normalised with; None is the dataset's, ImageNet's for a
     folder or file of your own."""
@@ -90,6 +93,7 @@ class DataConfig:
                 f"leave it out",
                 fields=("num_labels",),
             )
+        self.make_views()  # which checks the augmentation
         if self.interpolation not in (None, *get_args(Interpolation)):
             raise ConfigError(
                 f"interpolation must be bilinear, bicubic or None, got {self.interpolation!r}",
@@ -125,7 +129,7 @@ class DataConfig:
         """The views that this config asks for."""
         subject = DATASETS[self.dataset].subject
         views = VIEWS[self.views].make(subject, image_size=self.image_size, num_local=self.num_local_crops)
-        return tuple(self._as_asked(view) for view in views)
+        return self.augmentation.applied(tuple(self._as_asked(view) for view in views), self.views)
 
     def _as_asked(self, view: View) -> View:
         """A view with this config's own crops and filter."""
