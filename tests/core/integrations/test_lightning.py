@@ -173,6 +173,29 @@ def test_a_bank_measures_its_teachers_after_every_epoch_and_goes_on_when_it_is_r
         BankCallback(value, {"teacher": CONFIG})
 
 
+@pytest.mark.parametrize("part", ["", "generator"])
+def test_of_several_optimizers_those_of_the_part_count_once(part: str, tmp_path: Path) -> None:
+    class Adversaries(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator, self.critic, self.automatic_optimization = nn.Linear(4, 4), nn.Linear(4, 1), False
+
+        def training_step(self, batch: Any, index: int) -> None:
+            for optimizer in self.optimizers() if index % 2 == 0 else self.optimizers()[-1:]:
+                self.manual_backward(self.critic(self.generator(batch[0])).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.generator, self.critic)]
+
+    module, callback = Adversaries(), TeacherCallback(CONFIG, seed=3, part=part)
+    trainer(tmp_path, callback, max_epochs=1).fit(module, loader())
+    assert module.trainer.global_step == 12  # Lightning counts the steps of all optimizers
+    assert callback.follower is not None
+    assert callback.follower.step == (4 if part else 8)
+
+
 def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="evaluate_with must be None or one of teacher, got 'ema'"):
         TeacherCallback(CONFIG, evaluate_with="ema")

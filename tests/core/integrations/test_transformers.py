@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sts_core import ConfigError, StateError, averages_and_fragments, spatial_temporal_smoothing
+from sts_core.errors import CheckpointError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed, which Trainer needs")
@@ -87,6 +88,10 @@ def test_a_bank_is_measured_by_the_trainers_own_evaluation_and_resumes(tmp_path:
     assert (tmp_path / "run" / "averages.jsonl").read_text() == written
     for name in straight.bank.configs:
         assert torch.equal(weights(resumed.bank.teachers[name]), weights(straight.bank.teachers[name]))
-    (tmp_path / "run" / "checkpoint-4" / "bank.pt").unlink()
+    bank = tmp_path / "run" / "checkpoint-4" / "bank.pt"
+    torch.save({"teachers": print}, bank)
+    with pytest.raises(CheckpointError, match=r"holds more than tensors and plain values, and was not opened"):
+        train("run", str(tmp_path / "run" / "checkpoint-4"))
+    bank.unlink()
     with pytest.raises(StateError, match=r"needs its teachers, but .*bank.pt does not exist"):
         train("run", str(tmp_path / "run" / "checkpoint-4"))

@@ -69,10 +69,13 @@ class TeacherCallback(Callback):  # type: ignore[misc]  # Lightning need not be 
         """Make the teachers, now that the module is on its device and has the weights that it starts from."""
         self._follow(pl_module)
         assert self.follower is not None
+        weights = set(pl_module.get_submodule(self.part).parameters())
+        of_part = [o for o in trainer.optimizers if any(weights & set(group["params"]) for group in o.param_groups)]
+        optimizers = of_part or trainer.optimizers  # those of other parts, as of a GAN, do not count
         if isinstance(self.follower, TeacherBank):
-            self._attachment = self.follower.attach(*trainer.optimizers)
+            self._attachment = self.follower.attach(*optimizers)
         else:
-            self._attachment = self.follower.attach(*trainer.optimizers, momentum=self.momentum)
+            self._attachment = self.follower.attach(*optimizers, momentum=self.momentum)
 
     def _follow(self, pl_module: LightningModule) -> None:
         student = pl_module.get_submodule(self.part)

@@ -19,6 +19,7 @@ from sts_core.files import replacing, write_atomically
 from sts_core.pairing import make_teacher
 from sts_core.schedules import Schedule
 from sts_core.smoother import Smoother
+from sts_core.weights import read_weights
 
 WEIGHTS, STATE, BANK = "teacher.safetensors", "teacher.json", "bank.pt"
 """The files beside a checkpoint's own."""
@@ -138,7 +139,7 @@ class BankCallback(TrainerCallback):  # type: ignore[misc]
             file = _checkpoint(args, state) / BANK
             if not file.is_file():
                 raise StateError(f"a training that is resumed needs its teachers, but {file} does not exist")
-            self.bank.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+            self.bank.load_state_dict(read_weights(file))
         path = Path(args.output_dir) / "averages.jsonl" if self.path is None else self.path
         self.record = BankRecord(self.bank, path, self._metrics)
         self._attachment = self.bank.attach(optimizer)
