@@ -17,7 +17,7 @@ from sts_core.kernels.interface import Kernel, Pair, Rule
 from sts_core.kernels.reference import ReferenceKernel
 
 SHAPES = [(), (0,), (1,), (130,), (0, 5), (7, 3), (300, 257), (3, 20_000), (70, 33, 3, 3), (4, 3, 1, 1), (40_000, 1)]
-SHAPES += [(2, 900, 5, 5), (900, 2, 5, 5)]  # rows longer than a tile, and many in one
+SHAPES += [(2, 900, 5, 5), (900, 2, 5, 5), (30, 20, 7, 7)]  # rows longer than a tile, many in one, wide planes
 FORMATS = ["contiguous", "channels_last", "transposed"]
 
 
@@ -95,6 +95,14 @@ def test_a_bank_of_teachers_is_updated_each_by_its_own_rule() -> None:
     assert_same_update(bind(pairs, "native"), pairs, rules)
 
 
+@pytest.mark.parametrize("p", [0.02, 0.7])
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.99])
+def test_weights_in_channels_last_get_the_masks_of_their_row_major_order(p: float, momentum: float) -> None:
+    shapes = [(70, 33, 3, 3), (30, 20, 7, 7), (700, 3, 9, 9), (2, 5000, 3, 3), (2, 8, 50, 50), (40, 12, 1, 1)]
+    pairs = pairs_of(shapes, torch.float32, "channels_last")
+    assert_same_update(bind(pairs, "native"), pairs, [Rule(momentum, p, "neuron", 1, 2)])
+
+
 @pytest.mark.parametrize("granularity", ["channel", "neuron"])
 @pytest.mark.parametrize("p", [0.7, 0.99])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
@@ -132,7 +140,7 @@ def instruct(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]
 def test_every_instruction_set_gives_the_same_bits(
     granularity: str, p: float, m: float, dtype: torch.dtype, layout: str, instruct: Callable[[str], None]
 ) -> None:
-    beginning = pairs_of([(300, 257), (70, 33, 3, 3), (5,)], dtype, layout)
+    beginning = pairs_of([(300, 257), (70, 33, 3, 3), (30, 20, 7, 7), (60, 3, 9, 9), (5,)], dtype, layout)
     ends = []
     known = compilation.instruction_sets()
     for name in known[: known.index(native._instruction_set()) + 1]:

@@ -20,6 +20,7 @@
 enum { TILE = 16384, CHUNK = 128, LANES = 8, GROUP = CHUNK / 4, CALLS_PER_BLOCK = TILE / 4 };
 enum { NUM_GAPS = 1024, GUIDE_SHIFT = 22 };
 enum { LINE = 16, PIECE = 128 }; /* weights */
+enum { BEYOND = 512 }; /* bits: what may be loaded from the last one on */
 enum { QUEUE = 16, AHEAD = 8 }; /* pieces called for in advance: a power of two, and how many of them */
 enum { ALL, LAYER, MODULE, CHANNEL, NEURON_DENSE, NEURON_SPARSE };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
@@ -255,6 +256,8 @@ INLINE int64_t address(const Tensor *x, int64_t i, int64_t begin) {
     return i - inside + (inside % plane) * x->channels + inside / plane - begin;
 }
 
+INLINE int is_set(const uint32_t *bits, int64_t i) { return bits[i / 32] >> (i % 32) & 1; }
+
 /* Neuron, dense: the masks of the 32 weights that word w of a chunk decides, 0xFF where updated. */
 static void group_masks(uint8_t mask[GROUP], const uint32_t words[LANES], uint64_t chunk, int w, const Tensor *x,
                         const Rule *r) {
@@ -345,7 +348,28 @@ INLINE void apply_word(float *t, const float *s, const Masks *m, int w, const Ru
     apply16(t + 16, s + 16, (__mmask16)(m->of[w] >> 16), factor, form);
 }
 
-INLINE __m256i bytes_of(const Masks *m, int w) { return _mm256_movm_epi8(m->of[w]); }
+INLINE uint32_t bits_of(const Masks *m, int w) { return m->of[w]; }
+
+/* For a vector of weights whose masks are bits at equal distances: the words that hold them, and where in the words. */
+enum { WIDTH = 16, NEAR_BITS = 32 }; /* up to this distance one load holds them all */
+typedef struct { __m512i word, bit; } Places;
+
+INLINE Places places(int first, int stride) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i place = _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_mullo_epi32(lanes, _mm512_set1_epi32(stride)));
+    return (Places){_mm512_srli_epi32(place, 5), _mm512_rolv_epi32(_mm512_set1_epi32(1), place)};
+}
+
+INLINE __m512i permuted(const uint8_t *from, const Places *p) {
+    return _mm512_permutexvar_epi32(p->word, _mm512_loadu_si512(from));
+}
+
+INLINE __m512i gathered(const uint8_t *from, const Places *p) { return _mm512_i32gather_epi32(p->word, from, 4); }
+
+INLINE void apply_bits(float *t, const float *s, __m512i words, const Places *p, const Rule *r, int form) {
+    const __m512 factor = _mm512_set1_ps(form == NEAR ? r->pull : -r->momentum);
+    apply16(t, s, _mm512_test_epi32_mask(words, p->bit), factor, form);
+}
 
 #else
 
@@ -394,12 +418,35 @@ INLINE void apply_word(float *t, const float *s, const Masks *m, int w, const Ru
     apply8(t + 24, s + 24, m->second[w], factor, form);
 }
 
-/* One word's masks in row-major order, a byte each. */
-INLINE __m256i bytes_of(const Masks *m, int w) {
+/* One word's masks in row-major order, a bit each. */
+INLINE uint32_t bits_of(const Masks *m, int w) {
     const __m256i apart = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)); /* a pair's halves of 16 bits */
     __m256i bytes = _mm256_shuffle_epi8(_mm256_packs_epi16(m->first[w], m->second[w]), apart);
-    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    return (uint32_t)_mm256_movemask_epi8(_mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+}
+
+/* For a vector of weights whose masks are bits at equal distances: the words that hold them, and shifts to the upper end. */
+enum { WIDTH = 8, NEAR_BITS = 32 }; /* up to this distance one load holds them all */
+typedef struct { __m256i word, shift; } Places;
+
+INLINE Places places(int first, int stride) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i place = _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_mullo_epi32(lanes, _mm256_set1_epi32(stride)));
+    return (Places){_mm256_srli_epi32(place, 5), _mm256_andnot_si256(place, _mm256_set1_epi32(31))};
+}
+
+INLINE __m256i permuted(const uint8_t *from, const Places *p) {
+    return _mm256_permutevar8x32_epi32(_mm256_loadu_si256((const __m256i *)from), p->word);
+}
+
+INLINE __m256i gathered(const uint8_t *from, const Places *p) {
+    return _mm256_i32gather_epi32((const int *)from, p->word, 4);
+}
+
+INLINE void apply_bits(float *t, const float *s, __m256i words, const Places *p, const Rule *r, int form) {
+    const __m256 factor = _mm256_set1_ps(form == NEAR ? r->pull : -r->momentum);
+    apply8(t, s, _mm256_sllv_epi32(words, p->shift), factor, form);
 }
 
 #endif
@@ -428,40 +475,28 @@ INLINE void dense_run(float *t, const float *s, int64_t begin, int64_t n, const 
     }
 }
 
-/* The masks of a chunk in row-major order. */
-static void chunk_masks(uint8_t mask[CHUNK], uint64_t chunk, const Stream *g, const Tensor *x, const Rule *r) {
+/* The masks of a chunk in row-major order, a bit each. */
+static void chunk_masks(uint32_t bits[4], uint64_t chunk, const Stream *g, const Tensor *x, const Rule *r) {
     Masks m = masks_of(chunk, g, x, r);
-    for (int w = 0; w < 4; w++) _mm256_storeu_si256((__m256i *)(mask + GROUP * w), bytes_of(&m, w));
+    for (int w = 0; w < 4; w++) bits[w] = bits_of(&m, w);
 }
 
-/* Sixteen masks that lie `stride` apart. */
-INLINE __m128i sixteen(const uint8_t *x, int64_t stride) {
-    __m128i out = _mm_setzero_si128();
-#define PUT(k) out = _mm_insert_epi8(out, x[k * stride], k)
-    PUT(0), PUT(1), PUT(2), PUT(3), PUT(4), PUT(5), PUT(6), PUT(7);
-    PUT(8), PUT(9), PUT(10), PUT(11), PUT(12), PUT(13), PUT(14), PUT(15);
-#undef PUT
-    return out;
-}
-
-static void collect(uint8_t *out, const uint8_t *x, int64_t stride, int64_t n) {
+/* Weights that lie together, of which masks are `stride` bits apart, the first at bit `first`. */
+INLINE void masked_run(float *t, const float *s, const uint32_t *bits, int64_t first, int64_t stride, int64_t n,
+                       const Rule *r, int form) {
+    const uint8_t *from = (const uint8_t *)bits + first / 8;
+    const Places p = places((int)(first % 8), (int)stride);
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16) _mm_storeu_si128((__m128i *)(out + i), sixteen(x + i * stride, stride));
-    for (; i < n; i++) out[i] = x[i * stride];
+    for (; i + WIDTH <= n; i += WIDTH, from += WIDTH / 8 * stride)
+        apply_bits(t + i, s + i, stride > NEAR_BITS ? gathered(from, &p) : permuted(from, &p), &p, r, form);
+    for (; i < n; i++) t[i] = is_set(bits, first + i * stride) ? lerp(t[i], s[i], r) : t[i];
 }
 
-INLINE void masked_run(float *t, const float *s, const uint8_t *mask, int64_t n, const Rule *r, int form) {
-    const __m256 factor = _mm256_set1_ps(form == NEAR ? r->pull : -r->momentum);
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        apply8(t + i, s + i, _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(mask + i))), factor, form);
-    for (; i < n; i++) t[i] = mask[i] ? lerp(t[i], s[i], r) : t[i];
-}
-
-static void apply_masks(float *t, const float *s, const uint8_t *mask, int64_t n, const Rule *r) {
-    if (r->momentum == 0.0f) masked_run(t, s, mask, n, r, COPY);
-    else if (r->pull < 0.5f) masked_run(t, s, mask, n, r, NEAR);
-    else masked_run(t, s, mask, n, r, FAR);
+static void apply_masks(float *t, const float *s, const uint32_t *bits, int64_t first, int64_t stride, int64_t n,
+                        const Rule *r) {
+    if (r->momentum == 0.0f) masked_run(t, s, bits, first, stride, n, r, COPY);
+    else if (r->pull < 0.5f) masked_run(t, s, bits, first, stride, n, r, NEAR);
+    else masked_run(t, s, bits, first, stride, n, r, FAR);
 }
 
 static int64_t dense_whole(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
@@ -474,18 +509,20 @@ static int64_t dense_whole(float *t, const float *s, int64_t begin, int64_t end,
 
 #else
 
-static void chunk_masks(uint8_t mask[CHUNK], uint64_t chunk, const Stream *g, const Tensor *x, const Rule *r) {
+static void chunk_masks(uint32_t bits[4], uint64_t chunk, const Stream *g, const Tensor *x, const Rule *r) {
     uint32_t words[4][LANES];
+    uint8_t mask[GROUP];
     words_of_8(chunk * LANES, g, words);
-    for (int w = 0; w < 4; w++) group_masks(mask + GROUP * w, words[w], chunk, w, x, r);
+    for (int w = 0; w < 4; w++) {
+        group_masks(mask, words[w], chunk, w, x, r);
+        bits[w] = 0;
+        for (int k = 0; k < GROUP; k++) bits[w] |= (uint32_t)(mask[k] & 1) << k;
+    }
 }
 
-static void collect(uint8_t *out, const uint8_t *x, int64_t stride, int64_t n) {
-    for (int64_t i = 0; i < n; i++) out[i] = x[i * stride];
-}
-
-static void apply_masks(float *t, const float *s, const uint8_t *mask, int64_t n, const Rule *r) {
-    for (int64_t i = 0; i < n; i++) t[i] = mask[i] ? lerp(t[i], s[i], r) : t[i];
+static void apply_masks(float *t, const float *s, const uint32_t *bits, int64_t first, int64_t stride, int64_t n,
+                        const Rule *r) {
+    for (int64_t i = 0; i < n; i++) t[i] = is_set(bits, first + i * stride) ? lerp(t[i], s[i], r) : t[i];
 }
 
 static int64_t dense_whole(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
@@ -494,40 +531,77 @@ static int64_t dense_whole(float *t, const float *s, int64_t begin, int64_t end,
 
 #endif
 
-/* channels_last: masks are drawn in row-major order [channel, place], the weights of a row lie as [place, channel]. */
-static void apply_transposed(float *t, const float *s, const uint8_t *mask, int64_t begin, int64_t end, const Tensor *x,
-                             const Rule *r) {
-    uint8_t turned[TILE];
+/* ---- channels_last: masks are drawn in row-major order [channel, place], weights of a row lie as [place, channel] ---- */
+
+typedef struct { int64_t origin, drawn; uint32_t bits[(2 * TILE + 2 * CHUNK + BEYOND) / 32]; } Drawn;
+
+/* Draws the bits up to `upto`, and calls for the memory of as many weights. */
+static void draw_bits(Drawn *d, const float *t, const float *s, int64_t upto, const Stream *g, const Tensor *x,
+                      const Rule *r) {
+    for (; d->drawn < upto; d->drawn += CHUNK) {
+        int64_t i = d->drawn - d->origin;
+        call_for_piece(t + i, CHUNK), call_for_piece(s + i, CHUNK);
+        chunk_masks(d->bits + i / 32, (uint64_t)(d->drawn / CHUNK), g, x, r);
+    }
+}
+
+/* A whole row of at most eight channels: the bits of eight places at once are put into the order of the weights. */
+static void apply_few_channels(float *t, const float *s, const uint32_t *bits, int64_t first, const Tensor *x,
+                               const Rule *r) {
+    uint32_t turned[(TILE + BEYOND) / 32];
     int64_t plane = x->row / x->channels;
-    for (int64_t row = begin - begin % x->row; row < end; row += x->row) {
-        int64_t from = row > begin ? 0 : begin - row, to = end - row < x->row ? end - row : x->row;
-        const uint8_t *drawn = mask + (row + from - begin); /* of the row's weight `from` */
+    for (int64_t place = 0; place < plane; place += 8) {
+        uint64_t joined = 0;
+        for (int64_t c = 0; c < x->channels; c++)
+            for (int64_t k = 0; k < 8; k++)
+                joined |= (uint64_t)is_set(bits, first + c * plane + place + k) << (k * x->channels + c);
+        memcpy((uint8_t *)turned + place / 8 * x->channels, &joined, sizeof joined); /* the next one covers the excess */
+    }
+    apply_masks(t, s, turned, 0, 1, x->row, r);
+}
+
+/* Bits are drawn one row ahead of those that are applied, which keeps both the arithmetic units and the memory busy. A
+ * tile serves the whole rows that begin in it, since parts of a row lie scattered; of longer rows, its part. */
+static void dense_transposed(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
+    const Stream g = stream(x->tags[TAG_NEURON], r);
+    const int64_t length = x->row, plane = length / x->channels, tile = begin;
+    const int is_whole = length <= TILE;
+    Drawn d;
+    if (is_whole) begin = (begin + length - 1) / length * length, end = (end + length - 1) / length * length;
+    d.origin = d.drawn = begin / CHUNK * CHUNK;
+    t += d.origin - tile, s += d.origin - tile;
+    int64_t ahead = begin + length;
+    for (int64_t row = begin / length * length; row < end; row += length) {
+        int64_t a = row - d.origin, from = row > begin ? 0 : begin - row, to = end - row < length ? end - row : length;
+        if (is_whole && x->channels <= 8) {
+            draw_bits(&d, t, s, row + length, &g, x, r);
+            apply_few_channels(t + a, s + a, d.bits, a, x, r);
+            continue;
+        }
         for (int64_t place = 0; place < plane; place++) {
             int64_t c0 = (from - place + plane - 1) / plane, c1 = (to - place + plane - 1) / plane;
-            collect(turned, drawn + (c0 * plane + place - from), plane, c1 - c0);
-            int64_t a = row + place * x->channels + c0 - begin;
-            apply_masks(t + a, s + a, turned, c1 - c0, r);
+            int64_t i = a + place * x->channels + c0;
+            draw_bits(&d, t, s, ahead < end ? ahead : end, &g, x, r);
+            apply_masks(t + i, s + i, d.bits, a + c0 * plane + place, plane, c1 - c0, r);
+            ahead += c1 - c0;
         }
     }
 }
 
 static void dense_tile(float *t, const float *s, int64_t begin, int64_t end, const Tensor *x, const Rule *r) {
-    uint8_t mask[TILE];
+    uint32_t bits[(CHUNK + BEYOND) / 32];
     const Stream g = stream(x->tags[TAG_NEURON], r);
     int64_t behind = begin % CHUNK; /* a block may begin inside a chunk */
     if (behind) {
         int64_t n = CHUNK - behind < end - begin ? CHUNK - behind : end - begin;
-        chunk_masks(mask, (uint64_t)(begin / CHUNK), &g, x, r);
-        apply_masks(t, s, mask + behind, n, r);
+        chunk_masks(bits, (uint64_t)(begin / CHUNK), &g, x, r);
+        apply_masks(t, s, bits, behind, 1, n, r);
         t += n, s += n, begin += n;
     }
-    int64_t done = x->channels ? 0 : dense_whole(t, s, begin, end, x, r);
-    for (int64_t i = done; i < end - begin; i += CHUNK) {
-        if (x->channels) call_for_piece(t + i, CHUNK), call_for_piece(s + i, CHUNK); /* needed once the masks are drawn */
-        chunk_masks(mask + i, (uint64_t)((begin + i) / CHUNK), &g, x, r);
+    for (int64_t i = dense_whole(t, s, begin, end, x, r); i < end - begin; i += CHUNK) {
+        chunk_masks(bits, (uint64_t)((begin + i) / CHUNK), &g, x, r);
+        apply_masks(t + i, s + i, bits, 0, 1, end - begin - i < CHUNK ? end - begin - i : CHUNK, r);
     }
-    if (x->channels) apply_transposed(t, s, mask, begin, end, x, r);
-    else apply_masks(t + done, s + done, mask + done, end - begin - done, r);
 }
 
 /* Neuron, sparse: draw all updated weights of the tile and call for their memory, then update those of the tile before. */
@@ -633,7 +707,8 @@ static void neuron_tile(Queue *q, float *t, const float *s, int64_t begin, int64
         int64_t inside = begin % x->run, place = begin / x->run * x->distance + inside + x->first, n = end - begin;
         if (n > x->run - inside) n = x->run - inside;
         if (n > TILE - place % TILE) n = TILE - place % TILE;
-        if (r->kind == NEURON_DENSE) dense_tile(t, s, place, place + n, x, r);
+        if (r->kind == NEURON_DENSE && x->channels) dense_transposed(t, s, place, place + n, x, r);
+        else if (r->kind == NEURON_DENSE) dense_tile(t, s, place, place + n, x, r);
         else sparse_tile(q, t, s, place, place + n, x, r);
         t += n, s += n, begin += n;
     }
