@@ -34,6 +34,8 @@ NAMES = [
     "MetricsLog",
     "MoCo",
     "MoCoConfig",
+    "MoCoV3",
+    "MoCoV3Config",
     "NonFiniteLossError",
     "Observation",
     "OptimizerConfig",

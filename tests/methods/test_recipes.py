@@ -15,6 +15,7 @@ from sts_methods import (
     FixMatchConfig,
     MeanTeacherConfig,
     MoCoConfig,
+    TrainingConfig,
     multi_crop,
     recipes,
     two_views,
@@ -151,6 +152,35 @@ def test_dino_has_its_readme_s_numbers_for_both_networks() -> None:
     assert scales == [[(0.4, 1.0), (0.05, 0.4)], [(0.14, 1.0), (0.05, 0.14)]]
     with pytest.raises(ConfigError, match="vit_small or resnet50"):
         recipes.dino_imagenet("vit_base")  # type: ignore[arg-type]
+
+
+def test_moco_v3_has_the_numbers_of_its_reference_setups() -> None:
+    def numbers(config: TrainingConfig) -> tuple[object, ...]:
+        optimizer = config.optimizer
+        rate = optimizer.name, optimizer.lr, optimizer.weight_decay, optimizer.warmup_epochs
+        return *rate, config.epochs, config.global_batch_size, config.smoothing.momentum
+
+    short, long = (recipes.moco_v3_imagenet(epochs=epochs) for epochs in (100, 1000))
+    small, base = (recipes.moco_v3_imagenet(kind) for kind in ("vit_small", "vit_base"))  # type: ignore[arg-type]
+    assert numbers(short) == ("lars", 0.6, 1e-6, 10, 100, 4096, 0.99)
+    assert numbers(recipes.moco_v3_imagenet(epochs=300)) == ("lars", 0.3, 1e-6, 10, 300, 4096, 0.99)
+    assert numbers(long) == ("lars", 0.3, 1.5e-6, 10, 1000, 4096, 0.996)
+    assert numbers(small) == ("adamw", 1.5e-4, 0.1, 40, 300, 1024, 0.99)
+    assert numbers(base) == ("adamw", 1.5e-4, 0.1, 40, 300, 4096, 0.99)
+    assert [r.optimizer.exclude_norm_and_bias for r in (short, small)] == [True, False]
+    assert [r.method.temperature for r in (short, small)] == [1.0, 0.2]  # type: ignore[attr-defined]
+    assert [r.method.freeze_patches for r in (short, small)] == [False, True]  # type: ignore[attr-defined]
+    for recipe, smallest in ((short, 0.2), (small, 0.08)):
+        one, two = recipe.data.make_views()
+        assert isinstance(one, CropView)
+        assert isinstance(two, CropView)
+        assert one.crop_scale == two.crop_scale == (smallest, 1.0)
+        assert ((one.blur, one.solarise), (two.blur, two.solarise)) == ((1.0, 0.0), (0.1, 0.2))
+        assert (one.brightness, one.contrast, one.saturation, one.hue) == (0.4, 0.4, 0.2, 0.1)
+        assert recipe.momentum_at(0, total_steps=100) == 0.99
+        assert recipe.momentum_at(100, total_steps=100) == 1.0
+    with pytest.raises(ConfigError, match="resnet50, vit_small or vit_base, got 'resnet18'"):
+        recipes.moco_v3_imagenet("resnet18")  # type: ignore[arg-type]
 
 
 def test_mean_teacher_s_cosine_ends_after_its_training() -> None:

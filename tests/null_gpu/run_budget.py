@@ -42,12 +42,17 @@ def dino() -> TrainingConfig:
     )
 
 
+def moco_v3() -> TrainingConfig:
+    """ResNet-50, 32 images on each GPU, in float32 as the others."""
+    return replace(recipes.moco_v3_imagenet(), global_batch_size=256, precision="float32")
+
+
 def recipe(method: str, photos: Path) -> TrainingConfig:
     """The recipe as its authors train it, on images that are here; 32 on each GPU where they come from files."""
     if method in ("fixmatch", "mean_teacher"):  # CIFAR's network and batch: 8 labelled and 56 unlabelled images
         config = training_config(method, world_size=WORLD_SIZE)
         return replace(config, data=replace(config.data, unlabelled_ratio=7))
-    makers = {"byol": recipes.byol_imagenet, "moco": recipes.moco_imagenet, "dino": dino}
+    makers = {"byol": recipes.byol_imagenet, "moco": recipes.moco_imagenet, "moco_v3": moco_v3, "dino": dino}
     config = makers[method]()
     return replace(config, data=replace(config.data, dataset="images", root=str(photos), num_workers=0))
 

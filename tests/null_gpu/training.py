@@ -17,9 +17,11 @@ from sts_methods import (
     MeanTeacherConfig,
     MethodConfig,
     MoCoConfig,
+    MoCoV3Config,
     OptimizerConfig,
     TrainingConfig,
     TrainingData,
+    method_record,
 )
 from sts_methods.training import run
 from sts_methods.training.failure_checks import Guard
@@ -43,6 +45,7 @@ def method_config(name: str, *, world_size: int) -> MethodConfig:
     makers: dict[str, Callable[[], MethodConfig]] = {
         "byol": lambda: ByolConfig(backbone="test_resnet", hidden_dim=64, projection_dim=16),
         "moco": lambda: MoCoConfig(backbone="test_resnet", dim=16, queue_size=256, bn_groups=world_size),
+        "moco_v3": lambda: MoCoV3Config(backbone="test_resnet", hidden_dim=64, dim=16),
         "fixmatch": lambda: FixMatchConfig(backbone="wrn_28_2", num_classes=10),
         "mean_teacher": lambda: MeanTeacherConfig(backbone="wrn_28_2", num_classes=10),
         "dino": lambda: DinoConfig(backbone="test_vit", num_prototypes=64),
@@ -53,10 +56,13 @@ def method_config(name: str, *, world_size: int) -> MethodConfig:
 def training_config(name: str, *, world_size: int, precision: Precision = "float32", **changes: Any) -> TrainingConfig:
     """A few steps of a method on digits, 8 images on each GPU."""
     labels = {"num_labels": 40, "unlabelled_ratio": 2} if name in ("fixmatch", "mean_teacher") else {}
+    method = method_config(name, world_size=world_size)
+    record = method_record(method)
+    assert record is not None
     values: dict[str, Any] = {
-        "method": method_config(name, world_size=world_size),
+        "method": method,
         "smoothing": spatial_temporal_smoothing(0.99, 0.7, buffers="copy" if name == "fixmatch" else "keep"),
-        "data": DataConfig(image_size=32, views=name, num_local_crops=2, **labels),
+        "data": DataConfig(image_size=32, views=record.views, num_local_crops=2, **labels),
         "optimizer": OptimizerConfig(name="adamw" if name == "dino" else "sgd"),
         "global_batch_size": 8 * world_size,
         "steps": 4,

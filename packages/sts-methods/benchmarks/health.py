@@ -17,7 +17,7 @@ import torch
 from speed_page import machine, write_table
 
 from sts_core import spatial_temporal_smoothing
-from sts_methods import DataConfig, LocalRuntime, TrainingConfig, fit
+from sts_methods import DataConfig, LocalRuntime, TrainingConfig, fit, method_record
 from sts_methods.methods.registry import METHODS
 
 STEP = ("accumulate_gradients", "update_student", "update_teacher")
@@ -25,11 +25,13 @@ HEALTH = ("health_metrics", "relative_weight_distance")
 
 
 def config_of(name: str, *, steps: int) -> TrainingConfig:
-    semi_supervised = DataConfig(views=name).with_labels
+    semi_supervised = "num_classes" in METHODS[name].__dataclass_fields__
     options: dict[str, Any] = {"num_classes": 10} if semi_supervised else {"backbone": "resnet18", "stem": "cifar"}
-    data = DataConfig(views=name, num_labels=40 if semi_supervised else None)
-    smoothing = spatial_temporal_smoothing(0.99, 0.7, buffers="copy" if name == "fixmatch" else "keep")
     method = METHODS[name](**options)
+    record = method_record(method)
+    assert record is not None
+    data = DataConfig(views=record.views, num_labels=40 if semi_supervised else None)
+    smoothing = spatial_temporal_smoothing(0.99, 0.7, buffers="copy" if name == "fixmatch" else "keep")
     return TrainingConfig(method=method, smoothing=smoothing, data=data, global_batch_size=32, steps=steps)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sts_methods import ByolConfig, FixMatchConfig, MoCoConfig, StudentTeacherMethod, build_method
+from sts_methods import ByolConfig, FixMatchConfig, MoCoConfig, MoCoV3Config, StudentTeacherMethod, build_method
 from sts_methods.batch import Batch
 from sts_methods.draws import Keys
 from sts_methods.methods.dino import DinoConfig
@@ -26,6 +26,7 @@ SMALL = {"backbone": "wrn_10_1", "stem": "cifar"}
 METHODS: dict[str, MethodConfig] = {
     "byol": ByolConfig(**SMALL, hidden_dim=16, projection_dim=8),  # type: ignore[arg-type]
     "moco": MoCoConfig(**SMALL, dim=8, queue_size=16, bn_groups=2),  # type: ignore[arg-type]
+    "moco_v3": MoCoV3Config(**SMALL, hidden_dim=16, dim=8),  # type: ignore[arg-type]
     "fixmatch": FixMatchConfig(**SMALL, num_classes=3),  # type: ignore[arg-type]
     "fixmatch_teacher": FixMatchConfig(**SMALL, num_classes=3, pseudo_labels="teacher"),  # type: ignore[arg-type]
     "mean_teacher": MeanTeacherConfig(**SMALL, num_classes=3),  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from sts_methods import (
     MeanTeacherConfig,
     MethodConfig,
     MoCoConfig,
+    MoCoV3Config,
     OptimizerConfig,
     TrainingConfig,
     build_method,
@@ -71,6 +72,14 @@ RUNS = {
         SLOWER,
         batch=128,
         steps=100,
+    ),
+    "moco_v3": training(
+        MoCoV3Config(backbone=BACKBONE, stem="cifar", hidden_dim=256, dim=64),
+        DataConfig(image_size=SIZE, views="byol"),
+        ADAM,
+        KEEP,
+        batch=128,
+        steps=80,
     ),
     "dino": training(
         DinoConfig(

@@ -14,6 +14,7 @@ from sts_methods import (
     MeanTeacherConfig,
     MethodConfig,
     MoCoConfig,
+    MoCoV3Config,
     build_method,
 )
 from sts_methods.methods.registry import method_name
@@ -21,6 +22,7 @@ from sts_methods.methods.registry import method_name
 CONFIGS: dict[str, MethodConfig] = {
     "byol": ByolConfig(backbone="wrn_10_1", stem="cifar"),
     "moco": MoCoConfig(backbone="wrn_10_1", stem="cifar", queue_size=16),
+    "moco_v3": MoCoV3Config(backbone="wrn_10_1", stem="cifar", hidden_dim=16),
     "fixmatch": FixMatchConfig(backbone="wrn_10_1", num_classes=3),
     "mean_teacher": MeanTeacherConfig(backbone="wrn_10_1", num_classes=3),
     "dino": DinoConfig(backbone="wrn_10_1", stem="cifar", num_prototypes=16),
@@ -58,11 +60,11 @@ def test_every_config_knows_its_name_and_is_frozen(name: str) -> None:
 
 
 def test_something_else_than_a_method_config_is_refused() -> None:
-    with pytest.raises(ConfigError, match="byol, moco, fixmatch, mean_teacher, dino"):
+    with pytest.raises(ConfigError, match="byol, moco, moco_v3, fixmatch, mean_teacher, dino"):
         build_method("byol", seed=0)  # type: ignore[arg-type]
 
 
 def test_default_networks_are_those_of_the_papers() -> None:
-    assert ByolConfig().backbone == MoCoConfig().backbone == "resnet50"
+    assert ByolConfig().backbone == MoCoConfig().backbone == MoCoV3Config().backbone == "resnet50"
     assert FixMatchConfig(num_classes=10).backbone == "wrn_28_2"
     assert DinoConfig().backbone == "vit_small_patch16_224"

@@ -22,6 +22,7 @@ from sts_methods.methods.dino import DinoConfig
 from sts_methods.methods.fixmatch import FixMatchConfig
 from sts_methods.methods.mean_teacher import MeanTeacherConfig
 from sts_methods.methods.moco import MoCoConfig
+from sts_methods.methods.moco_v3 import MoCoV3Config
 from sts_methods.methods.registry import MethodConfig, build_method, method_name
 from sts_methods.networks.batch_norm import CrossRankBatchNorm, each_apart
 from sts_methods.networks.normalise import shared_as
@@ -38,6 +39,7 @@ METHODS: dict[str, MethodConfig] = {
     "moco_2_groups": MoCoConfig(**SMALL, dim=8, queue_size=20, bn_groups=2),  # type: ignore[arg-type]
     "moco_4_groups": MoCoConfig(**SMALL, dim=8, queue_size=20, bn_groups=4),  # type: ignore[arg-type]
     "moco_unshuffled": MoCoConfig(**SMALL, dim=8, queue_size=20, bn_groups=2, shuffle=False),  # type: ignore[arg-type]
+    "moco_v3": MoCoV3Config(**SMALL, hidden_dim=16, dim=8, temperature=0.5),  # type: ignore[arg-type]
     "fixmatch": FixMatchConfig(**SMALL, num_classes=3, threshold=0.4),  # type: ignore[arg-type]
     "fixmatch_teacher": FixMatchConfig(**SMALL, num_classes=3, threshold=0.4, pseudo_labels="teacher"),  # type: ignore[arg-type]
     "mean_teacher": MeanTeacherConfig(**SMALL, num_classes=3, ramp_up_steps=2),  # type: ignore[arg-type]

@@ -19,9 +19,11 @@ from sts_methods import (
     MeanTeacherConfig,
     MethodConfig,
     MoCoConfig,
+    MoCoV3Config,
     TrainingConfig,
     fit,
     label_split,
+    method_record,
 )
 from sts_methods.data.batches import evaluation_data
 from sts_methods.runs.checkpoint import read_manifest
@@ -31,6 +33,7 @@ SMALL: dict[str, Any] = {"backbone": "wrn_10_1", "stem": "cifar"}
 METHODS: dict[str, MethodConfig] = {
     "byol": ByolConfig(**SMALL, hidden_dim=16, projection_dim=8),
     "moco": MoCoConfig(**SMALL, dim=8, queue_size=40, bn_groups=2),  # the queue wraps in the second step
+    "moco_v3": MoCoV3Config(**SMALL, hidden_dim=16, dim=8),
     "dino": DinoConfig(**SMALL, hidden_dim=16, head_batch_norm=True, bottleneck_dim=8, num_prototypes=12),
     "fixmatch": FixMatchConfig(**SMALL, num_classes=10, threshold=0.1, pseudo_labels="teacher"),
     "mean_teacher": MeanTeacherConfig(**SMALL, num_classes=10, ramp_up_steps=4),
@@ -39,11 +42,13 @@ METHODS: dict[str, MethodConfig] = {
 
 def config_of(name: str) -> TrainingConfig:
     labels = 20 if name in ("fixmatch", "mean_teacher") else None
+    record = method_record(METHODS[name])
+    assert record is not None
     return TrainingConfig(
         method=METHODS[name],
         smoothing=spatial_temporal_smoothing(0.9, 0.5, buffers="copy" if name == "fixmatch" else "keep"),
         momentum_schedule="cosine",
-        data=DataConfig(image_size=8, views=name, num_labels=labels, unlabelled_ratio=2, num_local_crops=2),  # type: ignore[arg-type]
+        data=DataConfig(image_size=8, views=record.views, num_labels=labels, unlabelled_ratio=2, num_local_crops=2),
         global_batch_size=32,
         accumulation=2,
         steps=5,

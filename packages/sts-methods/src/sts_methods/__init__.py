@@ -17,6 +17,7 @@ from sts_methods.methods.health import health_metrics
 from sts_methods.methods.losses import cosine_distance
 from sts_methods.methods.mean_teacher import MeanTeacher, MeanTeacherConfig
 from sts_methods.methods.moco import MoCo, MoCoConfig
+from sts_methods.methods.moco_v3 import MoCoV3, MoCoV3Config
 from sts_methods.methods.registry import METHODS, build_method, method_record, register_method
 from sts_methods.networks.backbones import Stem, build_backbone, num_features
 from sts_methods.networks.batch_norm import each_apart, use_cross_rank_batch_norm
@@ -53,12 +54,12 @@ __all__ = [
     "CollapseError", "CropView", "DataConfig", "DatasetRecord", "Dino", "DinoConfig", "Encoder", "ExportReport",
     "FixMatch", "FixMatchConfig", "ImageArrays", "ImageFiles", "ImageReadError", "InitialConfig", "InitialWeights",
     "LabelSplit", "LocalRuntime", "MeanTeacher", "MeanTeacherConfig", "MethodConfig", "MethodRecord", "MetricsLog",
-    "MoCo", "MoCoConfig", "NonFiniteLossError", "Observation", "OptimizerConfig", "ProgressDisplay",
-    "RankMismatchError", "RunListener", "RunPlan", "Runtime", "Split", "Stem", "StepResult", "StoredImages",
-    "StrongView", "StudentTeacherMethod", "TrainingConfig", "TrainingData", "TrainingResult", "ViewsRecord", "WeakView",
-    "build_backbone", "build_method", "build_optimizer", "build_training_data", "columns_of", "cosine_distance",
-    "dataset_record", "default_device", "describe_training", "each_apart", "evaluation_data", "export",
-    "export_to_hub_folder", "fit", "format_seconds", "health_metrics", "initialised_from", "label_split",
+    "MoCo", "MoCoConfig", "MoCoV3", "MoCoV3Config", "NonFiniteLossError", "Observation", "OptimizerConfig",
+    "ProgressDisplay", "RankMismatchError", "RunListener", "RunPlan", "Runtime", "Split", "Stem", "StepResult",
+    "StoredImages", "StrongView", "StudentTeacherMethod", "TrainingConfig", "TrainingData", "TrainingResult",
+    "ViewsRecord", "WeakView", "build_backbone", "build_method", "build_optimizer", "build_training_data", "columns_of",
+    "cosine_distance", "dataset_record", "default_device", "describe_training", "each_apart", "evaluation_data",
+    "export", "export_to_hub_folder", "fit", "format_seconds", "health_metrics", "initialised_from", "label_split",
     "learning_rate", "linear_classifier", "load_backbone", "load_initial_", "method_record", "multi_crop", "norm_mlp",
     "num_features", "open_source", "painted", "read_checkpoint", "read_manifest", "recipes", "register_dataset",
     "register_method", "register_views", "save_backbone", "set_learning_rate_", "start_from_", "two_views",

@@ -2,9 +2,10 @@
 
 Sources: "paper" is Spatial Ensemble; "STS repo" its released code; "MoCo v2" facebookresearch/moco main_moco.py with
 --mlp --moco-t 0.2 --aug-plus --cos; "google" google-research/fixmatch; "DeepMind" deepmind-research/byol; flags and
-"README" in the recipe of DINO facebookresearch/dino; Mean Teacher's numbers CuriousAI/mean-teacher, cifar10_test.py of
-pytorch/experiments. Where they disagree the comment says whom we follow. `data.root` is still to be set:
-replace(recipe, data=replace(recipe.data, root=...)). Everything else may be replaced likewise.
+"README" in the recipe of DINO facebookresearch/dino; flags and "CONFIG" in that of MoCo v3 facebookresearch/moco-v3
+(main_moco.py, CONFIG.md); Mean Teacher's numbers CuriousAI/mean-teacher, cifar10_test.py of pytorch/experiments. Where
+they disagree the comment says whom we follow. `data.root` is still to be set: replace(recipe, data=replace(recipe.data,
+root=...)). Everything else may be replaced likewise.
 """
 
 from dataclasses import replace
@@ -17,12 +18,13 @@ from sts_methods.methods.dino import DinoConfig
 from sts_methods.methods.fixmatch import FixMatchConfig
 from sts_methods.methods.mean_teacher import MeanTeacherConfig
 from sts_methods.methods.moco import MoCoConfig
+from sts_methods.methods.moco_v3 import MoCoV3Config
 from sts_methods.training.config import TrainingConfig
 from sts_methods.training.optimizers import OptimizerConfig
 
 __all__ = [
     "byol_imagenet", "dino_imagenet", "fixmatch_cifar", "fixmatch_teacher", "mean_teacher_cifar", "moco_imagenet",
-    "self_supervised_teacher",
+    "moco_v3_imagenet", "self_supervised_teacher",
 ]  # fmt: skip
 
 _IMAGENET_IMAGES = 1_281_167
@@ -123,6 +125,57 @@ def moco_imagenet(*, epochs: int = 200, m: float = 0.999, p: float = 0.0) -> Tra
         ),
         global_batch_size=256,
         epochs=epochs,
+        checkpoint_every_minutes=15.0,
+        checkpoint_every_steps=5000,
+    )
+
+
+def moco_v3_imagenet(
+    backbone: Literal["resnet50", "vit_small", "vit_base"] = "resnet50",
+    *,
+    epochs: int | None = None,
+    m: float | None = None,
+    p: float = 0.0,
+) -> TrainingConfig:
+    """MoCo v3 on ImageNet as its authors train ResNet-50 (100 epochs), ViT-S/16 on one machine, and ViT-B/16 (300).
+
+    CONFIG has ResNet-50 on 16 GPUs of 32 GB, ViT-S on 8 and ViT-B on 64. With `accumulation` the negatives are those of
+    a micro-batch alone. What differs from there is in `MoCoV3Config`.
+    """
+    if backbone not in ("resnet50", "vit_small", "vit_base"):
+        raise ConfigError(f"backbone must be resnet50, vit_small or vit_base, got {backbone!r}: CONFIG.md has these")
+    transformer = backbone != "resnet50"
+    epochs = (300 if transformer else 100) if epochs is None else epochs
+    method = MoCoV3Config(
+        backbone=f"{backbone}_patch16_224" if transformer else backbone,
+        zero_init_last=not transformer,
+        freeze_patches=transformer,  # CONFIG: --stop-grad-conv1
+        temperature=0.2 if transformer else 1.0,  # CONFIG: --moco-t=.2; --moco-t
+    )
+    long = not transformer and epochs >= 1000
+    optimizer = OptimizerConfig(
+        name="adamw" if transformer else "lars",
+        lr=1.5e-4 if transformer else 0.6 if epochs < 300 else 0.3,  # CONFIG; per 256 images
+        momentum=0.9,
+        weight_decay=0.1 if transformer else 1.5e-6 if long else 1e-6,  # CONFIG; --wd
+        exclude_norm_and_bias=not transformer,  # moco/optimizer.py: what has one dimension; AdamW decays all
+        warmup_epochs=40 if transformer else 10,  # CONFIG; --warmup-epochs
+    )
+    return TrainingConfig(
+        method=method,
+        smoothing=self_supervised_teacher((0.996 if long else 0.99) if m is None else m, p),  # CONFIG; --moco-m
+        momentum_schedule="cosine",  # CONFIG: --moco-m-cos
+        data=DataConfig(
+            dataset="imagefolder",
+            image_size=224,
+            views="byol",  # the same augmentation
+            crop_scale_min=None if transformer else 0.2,  # CONFIG: --crop-min=.2
+            num_workers=8,
+        ),
+        optimizer=optimizer,
+        global_batch_size=1024 if backbone == "vit_small" else 4096,  # CONFIG; --batch-size
+        epochs=epochs,
+        precision="float16",  # torch.cuda.amp
         checkpoint_every_minutes=15.0,
         checkpoint_every_steps=5000,
     )

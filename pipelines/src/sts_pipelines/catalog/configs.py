@@ -9,7 +9,16 @@ from typing import Any, Literal
 import torch
 
 from sts_eval import FeatureConfig, LinearProbeConfig, NeighboursConfig, byol_protocol, fast_protocol, moco_protocol
-from sts_methods import ByolConfig, DataConfig, FixMatchConfig, MoCoConfig, OptimizerConfig, TrainingConfig, recipes
+from sts_methods import (
+    ByolConfig,
+    DataConfig,
+    FixMatchConfig,
+    MoCoConfig,
+    MoCoV3Config,
+    OptimizerConfig,
+    TrainingConfig,
+    recipes,
+)
 from sts_methods.recipes import fixmatch_teacher, self_supervised_teacher
 from sts_pipelines.config.cluster import ClusterConfig
 from sts_pipelines.config.evaluation import EvaluationConfig
@@ -70,6 +79,20 @@ def dino_imagenet(name: str, *, backbone: Literal["vit_small", "resnet50"]) -> P
     return PipelineConfig(name=name, training=training, cluster=EIGHT_GPUS, evaluation=_imagenet(linear))
 
 
+def moco_v3_imagenet(name: str, *, backbone: Literal["resnet50", "vit_small"]) -> PipelineConfig:
+    """MoCo v3 with its own probe: main_lincls.py, with --lr=3 for transformers, at 1024 images."""
+    linear = LinearProbeConfig(
+        learning_rates=(0.4 if backbone == "resnet50" else 12.0,),
+        batch_size=1024,
+        epochs=90,
+        schedule="cosine",
+        augment=True,
+    )
+    cluster = replace(EIGHT_GPUS, num_workers=16) if backbone == "resnet50" else EIGHT_GPUS
+    training = recipes.moco_v3_imagenet(backbone)
+    return PipelineConfig(name=name, training=training, cluster=cluster, evaluation=_imagenet(linear))
+
+
 def mean_teacher_cifar(name: str) -> PipelineConfig:
     """Mean Teacher, whose own classifiers are measured."""
     evaluation = EvaluationConfig(after_training=("few-labels",))
@@ -109,6 +132,13 @@ def moco_small(name: str, *, dataset: Dataset, m: float, p: float) -> PipelineCo
         **_SMALL,
     )
     return PipelineConfig(name=name, training=training, cluster=IN_PROCESS, evaluation=_small_evaluation())
+
+
+def moco_v3_small(name: str, *, dataset: Dataset, m: float, p: float) -> PipelineConfig:
+    """MoCo v3 for a laptop: the networks, teachers and batches of the small BYOL."""
+    base = byol_small(name, dataset=dataset, m=m, p=p)
+    method = MoCoV3Config(backbone=SMALL_BACKBONE, hidden_dim=256, dim=64)
+    return replace(base, training=replace(base.training, method=method))
 
 
 FIXMATCH_OPTIMIZER = OptimizerConfig(

@@ -42,13 +42,19 @@ def _imagenet(
 
 
 def in_small(
-    method: str, title: str, teachers: Teachers, *, hours: Mapping[str, str], labels: Mapping[str, int] | None = None
+    method: str,
+    title: str,
+    teachers: Teachers,
+    *,
+    hours: Mapping[str, str],
+    labels: Mapping[str, int] | None = None,
+    paper: str = "effect of SE and STS",
 ) -> None:
     """The method with each of `teachers` on every dataset that `hours` names; `labels` are those of each dataset."""
     for dataset in hours:
         for smoothing in teachers:
             known = {} if labels is None else {"labels": labels[dataset]}
-            _small(method, title, dataset, smoothing, teachers[smoothing], hours[dataset], known)
+            _small(method, title, dataset, smoothing, teachers[smoothing], hours[dataset], known, paper)
 
 
 def _small(
@@ -59,13 +65,13 @@ def _small(
     teacher: tuple[float, float],
     hours: str,
     labels: Mapping[str, int],
+    paper: str,
 ) -> None:
     name = f"{method}-{dataset}-{smoothing}"
-    paper = title if labels else "effect of SE and STS"
 
     @named(name, paper=f"{paper}, in small: {smoothing}", hardware=TWO_CORES, hours=hours)
     def build() -> "PipelineConfig":
-        return _made(f"{method}_small", name, teacher, dataset=dataset, **labels)
+        return _made(f"{method.replace('-', '_')}_small", name, teacher, dataset=dataset, **labels)
 
     root = "" if dataset == "digits" else " --data.root data"
     told = "".join(f" with {count} labels" for count in labels.values())

@@ -51,5 +51,10 @@ for _dataset, _counts in LABELS.items():
 
 
 in_small(
-    "fixmatch", "FixMatch", SMALL, hours={"digits": "0.02", "cifar10": "0.2"}, labels={"digits": 40, "cifar10": 250}
+    "fixmatch",
+    "FixMatch",
+    SMALL,
+    hours={"digits": "0.02", "cifar10": "0.2"},
+    labels={"digits": 40, "cifar10": 250},
+    paper="FixMatch",
 )

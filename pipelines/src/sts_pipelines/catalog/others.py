@@ -1,8 +1,8 @@
-"""Methods that the paper has no rows of, as their authors train them: DINO on ImageNet, Mean Teacher on CIFAR-10."""
+"""Methods that the paper has no rows of, as their authors train them: DINO, MoCo v3 (in small, too), Mean Teacher."""
 
 from typing import TYPE_CHECKING, Literal
 
-from sts_pipelines.catalog.families import EIGHT_GPUS
+from sts_pipelines.catalog.families import EIGHT_GPUS, in_small
 from sts_pipelines.catalog.hours import estimate_in_words, estimated
 from sts_pipelines.catalog.registry import named
 
@@ -24,6 +24,19 @@ DINO: dict[Literal["vit_small", "resnet50"], tuple[str, str, float, str]] = {
     ),
 }
 """The names of a network, million images' worth of work (hours.py) and what to expect."""
+MOCO_V3: dict[Literal["resnet50", "vit_small"], tuple[str, int, int, str, float, str]] = {
+    "resnet50": ("resnet50", 100, 16, "ResNet-50", 417.0, "68.9 % linear top-1 of the student"),
+    "vit_small": (
+        "vit-s16",
+        300,
+        8,
+        "ViT-S/16",
+        1249.8,
+        "somewhat less than the 73.2 % linear top-1 of the student, with batches of 4096 and twelve heads of attention",
+    ),
+}
+"""The name of a network, epochs, GPUs, title, million images' worth of work and what the authors have."""
+MOCO_V3_SMALL = {"none": (0.0, 0.0), "se": (0.0, 0.9), "tma": (0.9, 0.0), "sts": (0.9, 0.7)}
 MEAN_TEACHER = 0.763
 
 
@@ -49,6 +62,31 @@ def _dino(backbone: Literal["vit_small", "resnet50"]) -> None:
 
 for _backbone in DINO:
     _dino(_backbone)
+
+
+def _moco_v3(backbone: Literal["resnet50", "vit_small"]) -> None:
+    short, epochs, gpus, title, millions, known = MOCO_V3[backbone]
+    name, hardware = f"moco-v3-imagenet-{epochs}ep-{short}", f"{gpus} GPUs, 32 GB each"
+
+    @named(name, paper="-", hardware=hardware, hours=estimated(millions, gpus=gpus, half=True))
+    def build() -> "PipelineConfig":
+        from sts_pipelines.catalog.configs import moco_v3_imagenet
+
+        return moco_v3_imagenet(name, backbone=backbone)
+
+    build.__doc__ = f"""MoCo v3, {title}, {epochs} epochs of ImageNet, as its CONFIG.md trains it.
+
+    sts run {name} --data.root /data/imagenet
+
+    Spatially smoothed with --smoothing.preserve-probability 0.5. Hardware: {hardware} (CONFIG.md).
+    Time: {estimate_in_words(millions, gpus=gpus, half=True)}, not measured.
+    Expect {known}, as CONFIG.md says of its own code.
+    """
+
+
+for _network in MOCO_V3:
+    _moco_v3(_network)
+in_small("moco-v3", "MoCo v3", MOCO_V3_SMALL, hours={"digits": "0.02"}, paper="MoCo v3")
 
 
 def _mean_teacher() -> None:

@@ -1,4 +1,4 @@
-"""The losses of the five methods as functions of network outputs; all are computed in float32 under any autocast."""
+"""The losses of the methods as functions of network outputs; all are computed in float32 under any autocast."""
 
 import torch
 import torch.nn.functional as F

@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from sts_core import ConfigError
-from sts_methods.methods import byol, dino, fixmatch, mean_teacher, moco
+from sts_methods.methods import byol, dino, fixmatch, mean_teacher, moco, moco_v3
 from sts_methods.methods.base import MethodConfig, MethodRecord, StudentTeacherMethod
 
 METHODS: dict[str, type[Any]] = {}
@@ -34,7 +34,7 @@ def register_method(record: MethodRecord) -> None:
     _RECORDS[record.config] = record
 
 
-for page in (byol, moco, fixmatch, mean_teacher, dino):
+for page in (byol, moco, moco_v3, fixmatch, mean_teacher, dino):
     register_method(page.RECORD)
 
 
