@@ -42,6 +42,11 @@ LAYOUTS: dict[str, Callable[[State, State], Any]] = {
         | {"module.queue": torch.zeros(2, 8)},
         "optimizer": {"state": {0: {"momentum_buffer": torch.zeros(3)}}},
     },
+    "moco v3": lambda own, other: {
+        "state_dict": behind("module.momentum_encoder.", other)
+        | with_head("module.base_encoder.", own)
+        | {"module.predictor.0.weight": torch.zeros(2, 2)}
+    },
     "simsiam": lambda own, other: {
         "state_dict": with_head("module.encoder.", own) | {"module.predictor.0.weight": torch.zeros(2, 2)}
     },

@@ -83,6 +83,8 @@ def shortened(name: str, roots: dict[str, Path]) -> list[str]:
     words += SHORTER + SMALLER[dataset]
     if name.startswith("dino"):
         words += ["--method.num-prototypes", "64", "--precision", "float32"]
+    if name.startswith("moco-v3-imagenet"):
+        words += ["--method.hidden-dim", "64", "--precision", "float32"]
     if "vit" in name:
         words += ["--method.backbone", "test_vit"]
     elif dataset in SMALL_NETWORK and name not in WITH_THEIR_OWN_NETWORK:

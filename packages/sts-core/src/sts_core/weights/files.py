@@ -1,10 +1,10 @@
 """Weights that somebody saved: read without running code, found by name in whatever holds them, loaded all or none.
 
-MoCo keeps its backbone under `state_dict.module.encoder_q.`, SimSiam under `state_dict.module.encoder.`, DINO under
-`teacher.module.backbone.` or `teacher.backbone.`, VICReg under `model.module.backbone.`, BYOL's ports under
-`online_encoder.` and the like; others save the network alone. No list of layouts is needed: a prefix fits if every
-tensor of the network is behind it, in its shape. A partial match would leave part of a network at random values, and
-look like a bad method afterwards.
+MoCo keeps its backbone under `state_dict.module.encoder_q.`, v3 under `state_dict.module.base_encoder.`, SimSiam under
+`state_dict.module.encoder.`, DINO under `teacher.module.backbone.` or `teacher.backbone.`, VICReg under
+`model.module.backbone.`, BYOL's ports under `online_encoder.` and the like; others save the network alone. No list of
+layouts is needed: a prefix fits if every tensor of the network is behind it, in its shape. A partial match would leave
+part of a network at random values, and look like a bad method afterwards.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from sts_core.errors import CheckpointError
 
-EVALUATED = ("encoder_q.", "teacher.", "online")
-"""Of several networks in a file the one its authors evaluate: MoCo's query encoder, DINO's teacher, BYOL's online."""
+EVALUATED = ("encoder_q.", "base_encoder.", "teacher.", "online")
+"""Of several networks in a file the one its authors evaluate: MoCo's student, DINO's teacher, BYOL's online."""
 
 MAX_NAMED = 8
 """How many names an error spells out before it counts the rest."""
