@@ -183,11 +183,13 @@ def test_moco_v3_has_the_numbers_of_its_reference_setups() -> None:
         recipes.moco_v3_imagenet("resnet18")  # type: ignore[arg-type]
 
 
-def test_mean_teacher_s_cosine_ends_after_its_training() -> None:
-    recipe = recipes.mean_teacher_cifar()
+@pytest.mark.parametrize(("labels", "epoch", "passes"), [(4000, 474, 164), (1000, 505, 175)])
+def test_mean_teacher_s_schedules_count_its_own_epochs(labels: int, epoch: int, passes: int) -> None:
+    recipe = recipes.mean_teacher_cifar(labels=labels)
     per_epoch = 50_000 // (32 * 3)
-    assert (recipe.last_step(per_epoch), recipe.total_steps(per_epoch)) == (164 * 520, 210 * 474)
-    assert abs(recipe.last_step(per_epoch) - 180 * 474) < per_epoch / 2
+    assert recipe.method.ramp_up_steps == 5 * epoch  # type: ignore[union-attr]
+    assert (recipe.last_step(per_epoch), recipe.total_steps(per_epoch)) == (passes * 520, 210 * epoch)
+    assert abs(recipe.last_step(per_epoch) - 180 * epoch) < per_epoch / 2
     assert recipe.momentum_at(0, total_steps=recipe.total_steps(per_epoch)) == 0.5
     assert recipe.momentum_at(10**4, total_steps=recipe.total_steps(per_epoch)) == 0.97
 

@@ -258,12 +258,13 @@ def dino_imagenet(
 def mean_teacher_cifar(
     dataset: Literal["cifar10", "cifar100"] = "cifar10", *, labels: int = 4000, m: float = 0.97, p: float = 0.0
 ) -> TrainingConfig:
-    """Mean Teacher for CIFAR-10 with 4,000 labels as its authors' PyTorch code trains it on one GPU, on a Wide ResNet.
+    """Mean Teacher for CIFAR-10 with 4,000 or 1,000 labels as its authors' PyTorch code trains it, on a Wide ResNet.
 
     What differs from there is in `MeanTeacherConfig`. CIFAR-100 with the same numbers is ours.
     """
+    epoch = (50_000 - labels) // 97  # steps in which its sampler visits the images without a label, 97 a batch
     return TrainingConfig(
-        method=MeanTeacherConfig(num_classes=100 if dataset == "cifar100" else 10),
+        method=MeanTeacherConfig(num_classes=100 if dataset == "cifar100" else 10, ramp_up_steps=5 * epoch),
         smoothing=self_supervised_teacher(m, p),  # ema_decay; the teacher runs in train mode
         momentum_schedule="warmup",  # main.py: min(1 - 1/(step + 1), ema_decay)
         data=DataConfig(dataset=dataset, image_size=32, views="mean_teacher", num_labels=labels, unlabelled_ratio=3),
@@ -275,7 +276,7 @@ def mean_teacher_cifar(
             weight_decay=2e-4,  # on all parameters
         ),
         global_batch_size=32,  # labelled; base_labeled_batch_size is 31
-        steps=210 * 474,  # lr_rampdown_epochs, of 474 steps
-        stop_after_epochs=164,  # epochs: 180 x 474 steps, in passes over 50,000 images
+        steps=210 * epoch,  # lr_rampdown_epochs
+        stop_after_epochs=round(180 * epoch / (50_000 // 96)),  # epochs, in our passes over 50,000 images, 96 a batch
         checkpoint_every_steps=1000,
     )
