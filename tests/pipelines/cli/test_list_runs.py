@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,23 @@ def test_progress_curves_and_results_stand_in_a_line(runs: Path, capsys: pytest.
     assert done["progress"] == "20 steps, done"
     assert (done["curve"], done["results"]) == ("knn 90.0, linear 88.0", "knn 91.3, linear 85.0")
     assert rows["damaged"] | {"last": ""} == dict.fromkeys(rows["damaged"], "-") | {
-        "run": "damaged", "progress": "?", "last": "",
+        "run": "damaged", "progress": "?", "last": "", "results": "damaged: evaluate the run again",
     }  # fmt: skip
+
+
+def test_in_a_terminal_of_80_columns_every_run_can_be_told_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"byol-imagenet-200ep-sts-0123456{digit}" for digit in range(3)]
+    for name in names:
+        write(tmp_path / name, {"step": 110, "loss": 1.73456}, results={"entries": [entry("linear", 85.0)] * 2})
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["list", "--runs", str(tmp_path)]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == names
+    assert all("linear 85.0" in line and len(line) <= 80 for line in lines)
+    assert "IN TRAINING" not in heading  # of which no run has a number
 
 
 def test_the_age_of_the_last_line_tells_a_run_that_stands_still(runs: Path) -> None:

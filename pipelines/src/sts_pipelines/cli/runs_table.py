@@ -31,7 +31,7 @@ def row_of(run: Path, folder: Path, *, now: float | None = None) -> dict[str, st
         "last": f"{_spoken(age)} ago",
         "loss": f"{last['loss']:.4g}" if _is_number(last.get("loss")) else "-",
         "curve": _shown({name: value for name, value in curve.items() if name.split("/")[1] == "teacher"}),
-        "results": _shown(_results(run)),
+        "results": _shown(_results(run)) if _is_whole(run / "results.json") else "damaged: evaluate the run again",
     }
 
 
@@ -76,6 +76,10 @@ def _object(file: Path) -> dict[str, Any]:
     """A file's JSON object; nothing where there is none, since a table is no place to complain."""
     value = _parsed(file.read_text(errors="replace")) if file.is_file() else None
     return value if isinstance(value, dict) else {}
+
+
+def _is_whole(file: Path) -> bool:
+    return not file.is_file() or "entries" in _object(file)
 
 
 def _parsed(text: str) -> Any:
