@@ -252,6 +252,13 @@ def test_the_working_copy_of_a_run_in_a_uri_is_named(capsys: pytest.CaptureFixtu
     assert str(local_folder("s3://bucket/runs", "x")) in capsys.readouterr().err
 
 
+def test_a_warning_is_its_words_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import warnings\nwarnings.warn('mind the gap')\n")
+    code = "from sts_pipelines.cli.main import main; main()"
+    done = processes.run([sys.executable, "-c", code, "--import", "mine", "list"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "mind the gap\n")
+
+
 @pytest.mark.parametrize("mistake", [ZeroDivisionError(), OSError("a socket"), OSError(22, "no file either")])
 def test_an_internal_mistake_keeps_its_traceback(mistake: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(arguments: object, overrides: object) -> int:

@@ -82,8 +82,6 @@ def test_the_folder_of_a_sweep_holds_its_config(tiny: Tiny, monkeypatch: pytest.
         ("config.yaml", None, "config.yaml: MISSING"),
         ("config.yaml", "name: [", "config.yaml: DAMAGED"),
         ("config.yaml", "name: x", "config.yaml: DAMAGED"),
-        ("results.json", '{"entries": [', "results.json: DAMAGED"),
-        ("results.json", "{}", "results.json: DAMAGED"),
     ],
 )
 def test_a_run_with_a_damaged_file_is_not_called_intact(
@@ -97,6 +95,17 @@ def test_a_run_with_a_damaged_file_is_not_called_intact(
     text = capsys.readouterr().out
     assert said in text
     assert "NOT RESUMABLE" in text
+
+
+@pytest.mark.parametrize("content", ['{"entries": [', "{}"])
+def test_damaged_results_are_told_and_cost_only_their_measurement(
+    content: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "results.json").write_text(content)
+    assert main(["doctor", str(run)]) == 1
+    text = capsys.readouterr().out
+    assert "results.json: DAMAGED" in text
+    assert text.endswith("\nresumable; sts evaluate measures it again\n")
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"format": "sts-backbone", "version": 1}'])

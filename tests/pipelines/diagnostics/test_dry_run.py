@@ -241,7 +241,7 @@ def test_damaged_and_missing_shards_are_told_before_the_workers_start(tmp_path: 
 
 
 def test_more_neighbours_than_images_are_told_before_the_training() -> None:
-    with pytest.raises(UsageError, match=r"knn.ks must be at most digits's 1,438 training images, got 2,000$"):
+    with pytest.raises(UsageError, match=r"knn.ks must be at most the 1,438 training images of digits, got 2,000$"):
         check_evaluations(resolve("byol-digits-sts", ["--evaluation.knn.ks", "5,2000"]))  # type: ignore[arg-type]
 
 

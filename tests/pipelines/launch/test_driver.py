@@ -239,7 +239,8 @@ def test_a_damaged_network_of_a_finished_run_is_saved_again_from_the_checkpoint(
     assert is_complete(job)
     file.write_bytes(before[:100]) if is_torn else file.unlink()
     assert not is_complete(job)
-    run(replace(pipeline, cluster=replace(pipeline.cluster, num_workers=0)))
+    with pytest.warns(UserWarning, match=f"the {file.stem} saved in .* is damaged"):
+        run(replace(pipeline, cluster=replace(pipeline.cluster, num_workers=0)))
     assert file.read_bytes() == before
     assert is_complete(job)
 

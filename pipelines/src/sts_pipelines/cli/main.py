@@ -6,14 +6,17 @@ Nothing here imports torch or ray: the handlers do, when they run, so that `sts 
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sts_pipelines.cli.interrupts import code_of_signal, end_promptly, leave_with
 from sts_pipelines.cli.verbs import VERBS
 from sts_pipelines.plugins import also_import
+
+_AS_PYTHON_DOES = warnings.formatwarning
 
 
 class _Parser(argparse.ArgumentParser):
@@ -84,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         end_promptly()
         # Threads that wait for one another spin otherwise: beside other jobs, training became 60 times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        warnings.formatwarning = _in_words
     modules, tokens = split_imports(sys.argv[1:] if argv is None else argv)
     parser, by_name = build_parser()
     overrides: list[str] = []
@@ -131,6 +135,11 @@ def _run(verb: ModuleType, arguments: argparse.Namespace, overrides: list[str], 
             raise
         print(f"sts: {_in_one_line(error)}", file=sys.stderr)
         return 2
+
+
+def _in_words(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
+    """A warning for users without the line of our code that gave it, which says nothing to them."""
+    return f"{message}\n" if category is UserWarning else _AS_PYTHON_DOES(message, category, *place, **more)
 
 
 def _is_for_the_user(error: Exception) -> bool:

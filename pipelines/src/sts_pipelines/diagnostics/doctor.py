@@ -14,7 +14,8 @@ from sts_pipelines.errors import UsageError
 NEEDED = ("method", "optimizer", "scaler", "smoother")
 """Parts of a checkpoint without which a run cannot resume."""
 
-_RESUMABLE = "resumable; the command that made the run saves {} again"
+_SAVED_AGAIN = "the command that made the run saves {} again"
+_MEASURED_AGAIN = "sts evaluate measures it again"
 
 
 def examine(path: str, later: str | None = None, *, steps: int | None = None) -> tuple[str, bool]:
@@ -56,8 +57,8 @@ def _run(folder: Path) -> tuple[str, bool]:
     config = _damage(folder / "config.yaml", read_run)
     if config and not (folder / "config.yaml").exists() and (folder / "config.json").exists():
         config = _damage(folder / "config.json", _fitted)
-    damage = [*config, *_damage(folder / "results.json", _results)]
-    lines = [f"run {folder}", *_networks_saved(folder), *damage, *([] if damage else _results(folder))]
+    results = _damage(folder / "results.json", _results)
+    lines = [f"run {folder}", *_networks_saved(folder), *config, *(results or _results(folder))]
     if unread := MetricsLog(folder / "metrics.jsonl").num_damaged():
         lines.append(f"metrics.jsonl: {unread} DAMAGED lines, which are left out")
     intact: list[int] = []
@@ -72,10 +73,11 @@ def _run(folder: Path) -> tuple[str, bool]:
         lines.append("no checkpoints yet: it would start from the beginning")
     elif intact and intact[0] != store.steps()[-1]:
         lines.append(f"the newest checkpoint is damaged: it would resume from step {intact[0]}")
-    healthy = bool(intact) and not damage
+    healthy = bool(intact) and not config
     damaged = [network for network in get_args(Network) if f"{network}: DAMAGED" in lines]
-    lines.append(_verdict(healthy) if not (healthy and damaged) else _RESUMABLE.format(" and ".join(damaged)))
-    return "\n".join(lines), healthy
+    remedies = [_SAVED_AGAIN.format(" and ".join(damaged))] * bool(damaged) + [_MEASURED_AGAIN] * bool(results)
+    lines.append("; ".join(["resumable", *remedies]) if healthy and remedies else _verdict(healthy))
+    return "\n".join(lines), healthy and not results
 
 
 def _damage(file: Path, read: Callable[[Path], object]) -> list[str]:

@@ -31,7 +31,7 @@ def check_evaluations(pipeline: PipelineConfig) -> None:
     images, ks = None if dataset.class_folders else dataset.num_images, pipeline.evaluation.knn.ks
     if images is not None and "knn" in pipeline.evaluation.after_training and max(ks) > images:
         raise UsageError(
-            f"evaluation.knn.ks must be at most {dataset.name}'s {images:,} training images, got {max(ks):,}"
+            f"evaluation.knn.ks must be at most the {images:,} training images of {dataset.name}, got {max(ks):,}"
         )
     for record in records_of(pipeline):
         _check_classifier(record, pipeline, "evaluation.after-training")

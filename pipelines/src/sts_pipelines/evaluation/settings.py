@@ -35,9 +35,11 @@ def _entries(results: Path) -> Sequence[Mapping[str, Any]]:
     """What results.json holds; one that cannot be read steps aside for what is then measured again."""
     try:
         return read_results(results).entries
-    except StateError as error:
-        aside = (results / "results.json").replace(results / "results.damaged.json")
-        warnings.warn(f"{error}; it is now {aside.name}", UserWarning, stacklevel=2)
+    except StateError:
+        file = results / "results.json"
+        aside = file.replace(file.with_name("results.damaged.json"))
+        told = f"{file} is damaged: it is now {aside.name}, and what it held is measured again"
+        warnings.warn(told, UserWarning, stacklevel=2)
         return ()
 
 

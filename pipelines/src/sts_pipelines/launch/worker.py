@@ -3,18 +3,19 @@
 import contextlib
 import json
 import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
 
-from sts_core import StsError
+from sts_core import Network, StateError, StsError
 from sts_core.distributed import rank
 from sts_core.files import write_atomically
-from sts_methods import LocalRuntime, RunListener, fit
+from sts_methods import LocalRuntime, RunListener, fit, verify_backbone
 from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.errors import memory_told
 from sts_pipelines.evaluation.bank import evaluate_bank
@@ -32,6 +33,8 @@ def train_job(job: Job, runtime: LocalRuntime, storage: StorageCopy, *, watch: S
     lock = run_lock(job.folder) if runtime.rank == 0 else contextlib.nullcontext()
     with lock, warnings_noted(job.folder), memory_told():
         if job.train:
+            if runtime.rank == 0:
+                _tell_of_damage(job.folder)
             observation = observation_of(job.pipeline)
             if observation is not None and watch is not None:
                 observation = replace(observation, measure=watch.resting()(observation.measure))
@@ -43,6 +46,17 @@ def train_job(job: Job, runtime: LocalRuntime, storage: StorageCopy, *, watch: S
         if job.bank_folder is not None:
             evaluate_bank(job.folder, job.pipeline, job.bank_folder, device=runtime.device)
         storage.push()
+
+
+def _tell_of_damage(folder: Path) -> None:
+    """Warn of networks in a run folder that are not whole; `fit` saves all of them anew."""
+    for network in get_args(Network):
+        try:
+            if any((folder / f"{network}.{kind}").exists() for kind in ("safetensors", "json")):
+                verify_backbone(folder / network)
+        except StateError:
+            told = f"the {network} saved in {folder} is damaged: that of the newest checkpoint takes its place"
+            warnings.warn(told, UserWarning, stacklevel=2)
 
 
 def train_in_process(job: Job) -> None:
