@@ -1,6 +1,7 @@
 """What a report may not suggest: each test is a number that once looked better than it was."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -164,6 +165,33 @@ def test_a_digits_run_stands_in_no_table_of_imagenet(make_run: MakeRun) -> None:
     text = markdown_of(changed(make_run("small", m=0.99, p=0.7, metrics=False), data=small, conditions=small))
     assert "ImageNet, 200 epochs" not in text
     assert "Other data than the paper's, so that no number of it stands beside them: small." in text
+
+
+@pytest.mark.parametrize(
+    "conditions", [{"dataset": "digits"}, {"method": "moco"}, {"epochs": None, "steps": 110}, {"epochs": 1000}]
+)
+def test_the_cost_of_granularity_stands_beside_the_papers_for_its_own_training_alone(
+    conditions: dict[str, Any], family: Path
+) -> None:
+    text = markdown_of(family)
+    assert "| time, paper |" in text
+    assert "BYOL on ImageNet, 200 epochs" in text
+    for folder in family.iterdir():
+        changed(folder, conditions=conditions, data={"dataset": conditions.get("dataset", "imagenet")})
+    text = markdown_of(family)
+    assert "Cost of granularity" in text
+    assert "| time, paper |" not in text
+    assert "BYOL on ImageNet, 200 epochs" not in text
+
+
+def test_the_cost_of_granularity_is_counted_from_the_average_of_the_same_recipe(make_run: MakeRun) -> None:
+    changed(make_run("another", m=0.99, speed=1000.0), recipe="another")
+    make_run("tma", m=0.99, speed=100.0)
+    for granularity, speed in (("layer", 100.0), ("neuron", 50.0)):
+        folder = make_run(granularity, m=0.99, p=0.7, granularity=granularity, speed=speed)
+    text = markdown_of(folder.parent)
+    assert re.search(r"\(NW\) \| `neuron` \| 50 \| 2\.00\S \|", text)
+    assert "`another` | 1000" not in text
 
 
 def test_a_short_run_is_matched_with_no_row_of_300_or_1000_epochs(make_run: MakeRun) -> None:

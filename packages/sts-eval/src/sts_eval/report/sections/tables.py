@@ -7,6 +7,7 @@ from typing import Any
 
 from sts_eval.evaluations import Evaluation, evaluation_called, registered_evaluations
 from sts_eval.intervals import estimate
+from sts_eval.paper.comparison import with_conditions
 from sts_eval.paper.numbers import published_rows
 from sts_eval.report.blocks import (
     EFFECTIVE_MOMENTUM,
@@ -149,17 +150,20 @@ def granularity_section(runs: Sequence[Run], *, against_paper: bool) -> Section 
     spatial = [run for run in runs if run.smoothing is not None and run.smoothing.preserve_probability > 0]
     if len({run.smoothing.granularity for run in spatial if run.smoothing}) < 2:
         return None
-    averages = [run for run in runs if run.kind == "TMA"]
-    measure, base = headline(runs), next((s for run in averages if (s := _speed(run)) is not None), None)
-    paper = published_rows("granularity") if against_paper else {}
+    recipes = {run.recipe for run in spatial}
+    averages = {run.recipe: run for run in reversed(runs) if run.kind == "TMA" and run.recipe in recipes}
+    measure = headline(runs)
+    paper = published_rows("granularity") if against_paper and any(map(_is_of_the_table, spatial)) else {}
     header = ["smoothing", "run", "images/s", "time", *(["time, paper"] if paper else [])]
     header += ["top-1", *(["top-1, paper"] if paper else [])] if measure else []
     rows: list[list[TableValue]] = []
-    for run in (*averages[:1], *spatial):
+    for run in (*reversed(averages.values()), *spatial):
         assert run.smoothing is not None
         kind, speed = run.kind, _speed(run)
+        base = _speed(averages[run.recipe]) if run.recipe in averages else None
         units = f" {GRANULARITY_SHORT[run.smoothing.granularity]}" if kind != "TMA" else ""
-        printed = {column: number.printed for column, number in paper.get(f"{kind}{units}", {}).items()}
+        numbers = paper.get(f"{kind}{units}", {}) if _is_of_the_table(run) else {}
+        printed = {column: number.printed for column, number in numbers.items()}
         time = None if base is None or speed is None else f"{base / speed:.2f}{TIMES}"
         row: list[TableValue] = [smoothing_label(run.smoothing), Code(run.name)]
         row += [None if speed is None else f"{speed:.0f}", time]
@@ -168,11 +172,19 @@ def granularity_section(runs: Sequence[Run], *, against_paper: bool) -> Section 
             row += [percent(measure.of(run)), *([printed.get("top-1")] if paper else [])]
         rows.append(row)
     note = "Time per image relative to the moving average, by the median of images per second of all log lines."
-    note += " The paper's are BYOL on ImageNet." if paper else ""
+    note += " The paper's are BYOL on ImageNet, 200 epochs." if paper else ""
     numeric = frozenset(range(2, len(header)))
     return Section(
         "granularity", "Cost of granularity", [Table(header, rows, note=note, numeric=numeric)], "Granularity"
     )
+
+
+def _is_of_the_table(run: Run) -> bool:
+    """Whether the paper's numbers are of such a training: BYOL on ImageNet, 200 epochs."""
+    known = run.training.get("conditions", {})
+    if run.results is not None:
+        known = with_conditions(run.results, run.training, run.metrics).conditions
+    return (known.get("method"), known.get("dataset"), known.get("epochs")) == ("byol", "imagenet", 200)
 
 
 def _speed(run: Run) -> float | None:
