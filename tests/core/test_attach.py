@@ -133,8 +133,10 @@ def test_a_bank_can_be_attached_and_detached() -> None:
     assert_same(bits(bank.teachers["sts"]), bits(alone.teacher))
     for handle in handles:
         handle.detach()
-        handle.detach()
         assert not handle.is_active
+        handle.detach()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
     optimizer.step()
     assert bank.step == alone.step == 1
     bank.update()

@@ -48,6 +48,21 @@ def test_start_interval_and_warm_up_together_are_ema_pytorchs(after: int, every:
     assert max(value for value in mine if value < 1) == 0.95
 
 
+@pytest.mark.parametrize(("after", "every"), [(0, 1), (20, 10)])
+def test_a_teacher_under_both_is_ema_pytorchs(after: int, every: int) -> None:
+    theirs = pytest.importorskip("ema_pytorch", reason="ema-pytorch is not installed")
+    student = nn.Linear(3, 3)
+    average = theirs.EMA(student, beta=0.95, update_after_step=after, update_every=every)
+    smoother = Smoother(student=student, teacher=make_teacher(student), config=temporal_moving_average(0.9), seed=0)
+    for step in range(60):
+        with torch.no_grad():
+            student.weight.add_(torch.randn(3, 3, generator=torch.Generator().manual_seed(step)))
+        average.update()
+        m = warmup_momentum(step, momentum=0.95, start=after)
+        smoother.update(momentum=interval_momentum(step, momentum=m, interval=every, start=after))
+        torch.testing.assert_close(smoother.teacher.weight, average.ema_model.weight, rtol=1e-5, atol=1e-5)
+
+
 def test_until_the_start_the_teacher_is_the_student() -> None:
     assert [interval_momentum(step, momentum=0.9, interval=2, start=4) for step in range(8)] == [
         0,

@@ -173,6 +173,21 @@ def test_a_bank_measures_its_teachers_after_every_epoch_and_goes_on_when_it_is_r
         BankCallback(value, {"teacher": CONFIG})
 
 
+def test_a_teacher_of_adapters_shares_the_frozen_base_and_resumes(tmp_path: Path) -> None:
+    def fit(folder: str, epochs: int, path: Path | None = None) -> TeacherCallback:
+        module, callback = Module(), TeacherCallback(CONFIG, seed=3, trainable_only=True)
+        module.net[0].requires_grad_(False)
+        trainer(tmp_path / folder, callback, max_epochs=epochs).fit(module, loader(), ckpt_path=path)
+        teacher = callback.teachers["teacher"]
+        assert teacher.net[0].weight is module.net[0].weight
+        assert not torch.equal(teacher.net[2].weight, module.net[2].weight)
+        return callback
+
+    straight, _ = fit("straight", 2), fit("cut", 1)
+    resumed = fit("resumed", 2, tmp_path / "cut" / "step=8.ckpt")
+    assert_same(resumed.teachers["teacher"], straight.teachers["teacher"])
+
+
 @pytest.mark.parametrize("part", ["", "generator"])
 def test_of_several_optimizers_those_of_the_part_count_once(part: str, tmp_path: Path) -> None:
     class Adversaries(lightning.LightningModule):  # type: ignore[misc,name-defined]

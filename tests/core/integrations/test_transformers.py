@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from sts_core.errors import CheckpointError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed, which Trainer needs")
-from sts_core.integrations.transformers import add_bank, add_teacher  # noqa: E402
+import safetensors.torch  # noqa: E402
+
+from sts_core.integrations.transformers import TeacherCallback, add_bank, add_teacher  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 CONFIG = spatial_temporal_smoothing(0.9, 0.5, granularity="neuron")
@@ -95,3 +98,54 @@ def test_a_bank_is_measured_by_the_trainers_own_evaluation_and_resumes(tmp_path:
     bank.unlink()
     with pytest.raises(StateError, match=r"needs its teachers, but .*bank.pt does not exist"):
         train("run", str(tmp_path / "run" / "checkpoint-4"))
+
+
+class Adapted(Model):
+    """A frozen base and a trainable addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.requires_grad_(False)
+        self.lora = nn.Linear(4, 3, bias=False)
+
+    def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
+        logits = self.net(x) + self.lora(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_a_teacher_of_adapters_shares_the_frozen_base_saves_none_of_it_and_resumes(tmp_path: Path) -> None:
+    def train(resume: str | None = None) -> Any:
+        run = trainer(tmp_path)
+        run.model = Adapted()
+        callback = add_teacher(run, CONFIG, seed=3, trainable_only=True)
+        run.train(resume_from_checkpoint=resume)
+        assert callback.teacher.net.weight is run.model.net.weight
+        return callback.teacher
+
+    teacher = train()
+    saved = safetensors.torch.load_file(tmp_path / "checkpoint-6" / "teacher.safetensors")
+    assert saved.keys() == {"lora.weight"}
+    assert torch.equal(saved["lora.weight"], teacher.lora.weight)
+    assert torch.equal(train(str(tmp_path / "checkpoint-4")).lora.weight, teacher.lora.weight)
+    file = tmp_path / "checkpoint-4" / "teacher.safetensors"
+    safetensors.torch.save_file({"other": torch.ones(2)}, file)
+    with pytest.raises(CheckpointError, match=r"must be in .*teacher.safetensors and no others, but 1 missing"):
+        train(str(tmp_path / "checkpoint-4"))
+
+
+def test_a_weight_with_two_names_is_saved_once_and_resumed(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"embedding": nn.Linear(3, 3)})
+    model["head"] = model["embedding"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    arguments, state = SimpleNamespace(output_dir=tmp_path), SimpleNamespace(global_step=0, is_world_process_zero=True)
+    first, resumed = TeacherCallback(CONFIG), TeacherCallback(CONFIG)
+    first.on_train_begin(arguments, state, None, model=model, optimizer=optimizer)
+    model["head"](torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state.global_step = 1
+    (tmp_path / "checkpoint-1").mkdir()
+    first.on_save(arguments, state, None)
+    assert len(safetensors.torch.load_file(tmp_path / "checkpoint-1" / "teacher.safetensors")) == 2
+    resumed.on_train_begin(arguments, state, None, model=model, optimizer=optimizer)
+    assert torch.equal(resumed.teacher["head"].weight, first.teacher["head"].weight)
+    assert not torch.equal(resumed.teacher["head"].weight, model["head"].weight)

@@ -33,6 +33,7 @@ class TeacherCallback(Callback):  # type: ignore[misc]  # Lightning need not be 
     `configs` is one config, or a mapping from names to configs for several teachers of the one run. `evaluate_with`
     names the teacher whose weights the module has in validation, test and prediction; None leaves it its own. `part`
     is the name of the submodule to follow instead of the whole module. `momentum` is a schedule for a single teacher.
+    With `trainable_only`, teachers share what does not require gradients, as the frozen base of LoRA's adapters.
     A checkpoint's `state_dict` is the student's, as without the callback; `teachers` holds the weights of each teacher
     by name, `smoother` what the next draws depend on.
     """
@@ -45,6 +46,7 @@ class TeacherCallback(Callback):  # type: ignore[misc]  # Lightning need not be 
         evaluate_with: str | None = ONLY,
         part: str = "",
         momentum: Schedule | None = None,
+        trainable_only: bool = False,
     ) -> None:
         self.configs = {ONLY: configs} if isinstance(configs, SmoothingConfig) else dict(configs)
         if evaluate_with is not None and evaluate_with not in self.configs:
@@ -52,6 +54,7 @@ class TeacherCallback(Callback):  # type: ignore[misc]  # Lightning need not be 
         if momentum is not None and len(self.configs) > 1:
             raise ConfigError("a momentum schedule is for a single teacher, got several: give each its own momentum")
         self.seed, self.evaluate_with, self.part, self.momentum = seed, evaluate_with, part, momentum
+        self.trainable_only = trainable_only
         self.follower: Smoother | TeacherBank | None = None
         """What moves the teachers; None before training."""
         self._attachment: Attachment | None = None
@@ -80,12 +83,15 @@ class TeacherCallback(Callback):  # type: ignore[misc]  # Lightning need not be 
     def _follow(self, pl_module: LightningModule) -> None:
         student = pl_module.get_submodule(self.part)
         if set(self.configs) == {ONLY}:
-            teacher = make_teacher(student)
-            self.follower = Smoother(student=student, teacher=teacher, config=self.configs[ONLY], seed=self.seed)
+            teacher, config = make_teacher(student, trainable_only=self.trainable_only), self.configs[ONLY]
+            self.follower = Smoother(student=student, teacher=teacher, config=config, **self._options())
         else:
-            self.follower = TeacherBank(student=student, configs=self.configs, seed=self.seed)
+            self.follower = TeacherBank(student=student, configs=self.configs, **self._options())
         if self._saved is not None:
             self._restore(self._saved)
+
+    def _options(self) -> dict[str, Any]:
+        return {"seed": self.seed, "trainable_only": self.trainable_only}
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the optimizers go; the teachers stay for a test after training."""
@@ -156,11 +162,12 @@ class BankCallback(TeacherCallback):
         every_n_epochs: int = 1,
         seed: int = 0,
         part: str = "",
+        trainable_only: bool = False,
     ) -> None:
         chosen = averages_and_fragments() if configs is None else configs
         if set(chosen) <= {ONLY}:
             raise ConfigError("a bank is for teachers to be compared by their names: use TeacherCallback for one")
-        super().__init__(chosen, seed=seed, evaluate_with=None, part=part)
+        super().__init__(chosen, seed=seed, evaluate_with=None, part=part, trainable_only=trainable_only)
         self.measure, self.path, self.every_n_epochs = measure, path, every_n_epochs
         self.record: BankRecord | None = None
 

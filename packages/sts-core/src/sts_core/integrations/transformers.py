@@ -19,7 +19,7 @@ from sts_core.files import replacing, write_atomically
 from sts_core.pairing import make_teacher
 from sts_core.schedules import Schedule
 from sts_core.smoother import Smoother
-from sts_core.weights import read_weights
+from sts_core.weights import load_strictly, read_weights
 
 WEIGHTS, STATE, BANK = "teacher.safetensors", "teacher.json", "bank.pt"
 """The files beside a checkpoint's own."""
@@ -27,7 +27,13 @@ _TIMES = ("runtime", "per_second", "preparation_time")
 
 
 def add_teacher(
-    trainer: Trainer, config: SmoothingConfig, *, seed: int = 0, momentum: Schedule | None = None, evaluate: bool = True
+    trainer: Trainer,
+    config: SmoothingConfig,
+    *,
+    seed: int = 0,
+    momentum: Schedule | None = None,
+    evaluate: bool = True,
+    trainable_only: bool = False,
 ) -> "TeacherCallback":
     """Give a Trainer a teacher that follows its model; returns the callback, whose `teacher` it is.
 
@@ -35,9 +41,10 @@ def add_teacher(
         trainer.train()
 
     With `evaluate`, `trainer.evaluate()` and `predict()`, those that training calls included, compute with the
-    teacher's weights. Every checkpoint gets `teacher.safetensors`, from which a resumed training carries on.
+    teacher's weights. Every checkpoint gets `teacher.safetensors`, from which a resumed training carries on. With
+    `trainable_only`, the teacher and its file have what requires gradients, as LoRA's adapters do, and no frozen base.
     """
-    callback = TeacherCallback(config, seed=seed, momentum=momentum)
+    callback = TeacherCallback(config, seed=seed, momentum=momentum, trainable_only=trainable_only)
     trainer.add_callback(callback)
     for name in ("evaluate", "predict") if evaluate else ():
         setattr(trainer, name, callback.with_teacher(getattr(trainer, name)))
@@ -47,8 +54,15 @@ def add_teacher(
 class TeacherCallback(TrainerCallback):  # type: ignore[misc]  # transformers need not be installed where types are checked
     """Moves the teacher after every real step of the optimizer, and saves and resumes it; see `add_teacher`."""
 
-    def __init__(self, config: SmoothingConfig, *, seed: int = 0, momentum: Schedule | None = None) -> None:
-        self.config, self.seed, self.momentum = config, seed, momentum
+    def __init__(
+        self,
+        config: SmoothingConfig,
+        *,
+        seed: int = 0,
+        momentum: Schedule | None = None,
+        trainable_only: bool = False,
+    ) -> None:
+        self.config, self.seed, self.momentum, self.trainable_only = config, seed, momentum, trainable_only
         self.smoother: Smoother | None = None
         self._attachment: Attachment | None = None
 
@@ -72,7 +86,9 @@ class TeacherCallback(TrainerCallback):  # type: ignore[misc]  # transformers ne
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the teacher from the model, or take it from the checkpoint that is resumed."""
         model, optimizer = _given(kwargs)
-        self.smoother = Smoother(student=model, teacher=make_teacher(model), config=self.config, seed=self.seed)
+        teacher = make_teacher(model, trainable_only=self.trainable_only)
+        options: dict[str, Any] = {"seed": self.seed, "trainable_only": self.trainable_only}
+        self.smoother = Smoother(student=model, teacher=teacher, config=self.config, **options)
         if state.global_step:
             self._restore(_checkpoint(args, state))
         self._attachment = self.smoother.attach(optimizer, momentum=self.momentum)
@@ -86,16 +102,29 @@ class TeacherCallback(TrainerCallback):  # type: ignore[misc]  # transformers ne
         """Write the teacher into the checkpoint's folder; every rank has the same, so one writes."""
         if self.smoother is None or not state.is_world_process_zero:
             return
-        folder = _checkpoint(args, state)
-        safetensors.torch.save_model(self.smoother.teacher, str(folder / WEIGHTS))
+        folder, left_out = _checkpoint(args, state), self._left_out()
+        weights = {n: t.contiguous() for n, t in self.smoother.teacher.state_dict().items() if n not in left_out}
+        safetensors.torch.save_file(weights, str(folder / WEIGHTS))
         write_atomically(folder / STATE, json.dumps(self.smoother.state_dict()) + "\n")
 
     def _restore(self, folder: Path) -> None:
         assert self.smoother is not None
         if not (folder / STATE).is_file():
             raise StateError(f"a training that is resumed needs its teacher, but {folder} has no {STATE}")
-        safetensors.torch.load_model(self.smoother.teacher, str(folder / WEIGHTS))
+        file = folder / WEIGHTS
+        load_strictly(self.smoother.teacher, read_weights(file), origin=str(file), missing=self._left_out())
         self.smoother.load_state_dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+
+    def _left_out(self) -> set[str]:
+        """Names whose tensors the file does not hold: the student's own, and second names of tied weights."""
+        assert self.smoother is not None
+        seen = {id(tensor) for tensor in self.smoother.student.parameters()}
+        names = set()
+        for name, tensor in self.smoother.teacher.state_dict(keep_vars=True).items():
+            if id(tensor) in seen:
+                names.add(name)
+            seen.add(id(tensor))
+        return names
 
 
 def add_bank(
