@@ -65,6 +65,7 @@ def _pre_forward(self: DistributedDataParallel, *inputs: Any, **named: Any) -> A
 _ALONE = {
     # Rank 0 would wait for others that never come.
     "torch.distributed.distributed_c10d._store_based_barrier": _nothing,
+    "sts_core.distributed._meet": _nothing,
     # NCCL would compute sizes on the device, where nothing computes.
     "torch.distributed.all_gather_object": _gather_object,
     "torch.distributed.broadcast_object_list": _nothing,

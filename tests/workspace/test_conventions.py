@@ -117,6 +117,13 @@ def _waits_for_ever(node: ast.AST) -> bool:
     return waits and not limited and receiver != "store"  # a checkpoint store waits for its own thread
 
 
+def test_ranks_wait_for_each_other_where_a_late_one_is_waited_for() -> None:
+    impatient = re.compile(r"\bdist\.barrier\(|_object_list\(|_gather_object\(")
+    sources = [f for f in tracked() if f.suffix == ".py" and any((folder / "src") in f.parents for folder in PACKAGES)]
+    waiting = [f.name for f in sources if impatient.search(f.read_text())]
+    assert waiting == ["distributed.py"], "use what is in it: the group's own collectives end in a time-out"
+
+
 def test_the_packages_raise_one_checkpoint_error() -> None:
     assert sts_methods.CheckpointError is sts_core.CheckpointError
     assert sts_eval.CheckpointError is sts_core.CheckpointError

@@ -6,8 +6,10 @@ RANK=0 WORLD_SIZE=2 probe_worker.py FOLDER
 import json
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,7 +26,10 @@ from sts_eval import (
     moco_protocol,
     nearest_neighbours,
 )
+from sts_eval.features import cache
 from sts_eval.probes.linear.heads import ParallelHeads
+
+SECONDS_OF_PATIENCE = 5
 
 
 class Digits(torch.utils.data.Dataset):
@@ -87,17 +92,50 @@ def resumed(features, protocol, folder: Path) -> list[float]:
     return [head.last[1] for head in result.heads]
 
 
+class Slow(Digits):
+    """One image is read for longer than collectives wait."""
+
+    def __getitem__(self, index):
+        time.sleep(1.5 * SECONDS_OF_PATIENCE if index == 0 else 0)
+        return super().__getitem__(index)
+
+
+def wait_for_the_late(folder: Path) -> list[float]:
+    """Features that rank 0 takes its time to find a name for, and features that rank 1 takes its time to compute."""
+    rank, backbone = int(os.environ["RANK"]), nn.Flatten()
+    name = cache._fingerprint
+
+    def slowly(*arguments):
+        time.sleep(1.5 * SECONDS_OF_PATIENCE)
+        return name(*arguments)
+
+    with patch.object(cache, "_fingerprint", slowly):
+        named = extract_features(backbone, Digits(0), cache=folder / "named")
+    computed = extract_features(backbone, (Slow if rank == 1 else Digits)(0))
+    return [float(features.values.double().sum()) for features in (named, computed)]
+
+
+def join(folder: Path, name: str, *, seconds: float) -> None:
+    """Meet the other processes, if there are any."""
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/{name}",
+        timeout=timedelta(seconds=seconds),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     target = Path(sys.argv[1])
-    if int(os.environ["WORLD_SIZE"]) > 1:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{target}/rendezvous",
-            timeout=timedelta(seconds=60),
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
-        )
-    (target / f"found-{os.environ['RANK']}.json").write_text(json.dumps(evaluate(target)))
-    if dist.is_initialized():
+    several = int(os.environ["WORLD_SIZE"]) > 1
+    if several:
+        join(target, "rendezvous", seconds=60)
+    found = evaluate(target)
+    if several:
         dist.destroy_process_group()
+        join(target, "late", seconds=SECONDS_OF_PATIENCE)
+        found["late"] = wait_for_the_late(target)
+        dist.destroy_process_group()
+    (target / f"found-{os.environ['RANK']}.json").write_text(json.dumps(found))

@@ -108,8 +108,15 @@ def test_a_batch_that_is_not_finite_on_one_rank_is_left_out_and_forgotten_on_all
 def test_skipped_images_and_drift_do_not_depend_on_the_number_of_workers(group: Path, tmp_path: Path) -> None:
     alone = tiny.tiny_fit(tiny.photos_config(group / "photos"), tiny.runtime(tmp_path)).metrics
     for rank in range(2):
-        assert _seen(group, rank)["skipped_images"] == alone["skipped_images"] == 1
-        assert _seen(group, rank)["output_drift"] == pytest.approx(alone["output_drift"], rel=1e-2)
+        seen = _seen(group, rank)["photos"]
+        assert seen["skipped_images"] == alone["skipped_images"] == 1
+        assert seen["output_drift"] == pytest.approx(alone["output_drift"], rel=1e-2)
+
+
+def test_a_rank_that_lists_its_images_for_longer_than_the_groups_time_out_is_waited_for(group: Path) -> None:
+    for rank in range(2):
+        seen = _seen(group, rank)
+        assert seen["late"] == seen["photos"]["loss"]
 
 
 def test_a_script_started_with_torchrun_trains_one_run_on_all_its_processes(tmp_path: Path) -> None:

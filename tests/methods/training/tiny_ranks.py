@@ -3,9 +3,12 @@
 import contextlib
 import json
 import sys
+import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -13,9 +16,11 @@ import torch.distributed as dist
 from sts_core import temporal_moving_average
 from sts_core.errors import StsError
 from sts_methods.batch import Batch
+from sts_methods.data import image_folders
 from sts_methods.methods.base import StepResult
 from tests.methods.training import tiny_training as tiny
 
+SECONDS_OF_PATIENCE = 5
 BANK = {f"m{m}": temporal_moving_average(m / 10) for m in (3, 5, 9)}
 
 
@@ -59,6 +64,24 @@ def _train_bank(rank: int, folder: Path) -> None:
         torch.save(held, folder / f"bank-{name}-{rank}.pt")
 
 
+def _train_late(rank: int, world_size: int, folder: Path) -> float:
+    """The last loss of a run whose rank 0 lists its images for longer than collectives of the group wait."""
+    meeting = f"file://{folder}/late-meeting"
+    patience = timedelta(seconds=SECONDS_OF_PATIENCE)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size, timeout=patience)
+    listed = image_folders._images_below
+
+    def slowly(root: Path) -> list[str]:
+        time.sleep(1.5 * SECONDS_OF_PATIENCE if rank == 0 else 0)
+        return listed(root)
+
+    with patch.object(image_folders, "_images_below", slowly):
+        late = tiny.tiny_fit(tiny.photos_config(folder / "photos"), tiny.runtime(folder / "late"))
+    dist.barrier()
+    dist.destroy_process_group()
+    return late.metrics["loss"]
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size)
     config = tiny.tiny_config(accumulation=2)
@@ -88,10 +111,11 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         )
     torch.save(tiny.weights(left_out), folder / f"left_out-{rank}.pt")
     photos = tiny.tiny_fit(tiny.photos_config(folder / "photos"), tiny.runtime(folder / "skipping"))
-    seen["skipped_images"], seen["output_drift"] = (photos.metrics[n] for n in ("skipped_images", "output_drift"))
-    (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
+    seen["photos"] = {name: photos.metrics[name] for name in ("skipped_images", "output_drift", "loss")}
     dist.barrier()
     dist.destroy_process_group()
+    seen["late"] = _train_late(rank, world_size, folder)
+    (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ initialises `torch.distributed`; nothing here does.
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -24,6 +25,9 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T")
+
+PATIENCE = timedelta(days=1)
+"""How long ranks wait for one that scans a folder, takes its turn or copies, whatever the group's own time-out."""
 
 
 def is_parallel() -> bool:
@@ -53,9 +57,23 @@ def _second_group(first: Any) -> Any:
 
 
 def barrier() -> None:
-    """Wait for all processes."""
+    """Wait for all processes, however late one of them is."""
     if is_parallel():
+        _meet()
         dist.barrier()
+
+
+def _meet() -> None:
+    """Wait at the store, which has no time-out of its own, until the last rank is there; then a collective may begin.
+
+    That collective keeps the process that serves the store alive until all have read their answer.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    arrivals = store.add("sts-arrivals", 1)
+    meeting = f"sts-meeting-{(arrivals - 1) // world_size()}"  # nobody comes to the next before this one is over
+    if arrivals % world_size() == 0:
+        store.set(meeting, "all are here")
+    store.wait([meeting], PATIENCE)
 
 
 def communication_device() -> torch.device:
@@ -123,9 +141,10 @@ def on_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def gather_objects(local: T) -> list[T]:
-    """The ranks' small picklable objects, in the order of the ranks, on every rank."""
+    """The ranks' small picklable objects, in the order of the ranks, on every rank, however late one of them is."""
     if world_size() == 1:
         return [local]
+    _meet()
     gathered: list[Any] = [None] * world_size()
     dist.all_gather_object(gathered, local)
     return gathered
@@ -137,9 +156,10 @@ def gather_lists(mine: Sequence[T]) -> list[T]:
 
 
 def broadcast_object(value: T) -> T:
-    """Rank 0's `value`, on every rank."""
+    """Rank 0's `value`, on every rank, however long rank 0 takes to find it."""
     if not is_parallel():
         return value
+    _meet()
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]

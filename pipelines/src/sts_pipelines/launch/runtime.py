@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from sts_core.distributed import rank, world_size
+from sts_core.distributed import barrier, rank, world_size
 from sts_methods import LocalRuntime, RunListener, RunPlan, StudentTeacherMethod
 from sts_pipelines.errors import RunError
 from sts_pipelines.evaluation.duration import seconds_of_evaluation
@@ -160,10 +159,10 @@ class StorageCopy(_Part):
         if self.mirror is None:
             return
         self.push()
-        _wait_for_all()
+        barrier()
         if self.leads_machine and rank() != 0:
             self.mirror.pull()
-        _wait_for_all()
+        barrier()
 
     def push(self) -> None:
         """Copy rank 0's run folder to the storage."""
@@ -189,11 +188,6 @@ class StorageCopy(_Part):
         if self._pushing is not None:
             self._pushing.join()
         self.push()
-
-
-def _wait_for_all() -> None:
-    if world_size() > 1:
-        dist.barrier()
 
 
 class PreemptionNotice(_Part):

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-import torch.distributed as dist
 
 from sts_core import Network, StateError, StsError
-from sts_core.distributed import rank
+from sts_core.distributed import gather_objects, rank
 from sts_core.files import write_atomically
 from sts_methods import LocalRuntime, RunListener, fit, verify_backbone
 from sts_pipelines.config.storage_path import is_uri
@@ -126,6 +125,4 @@ def worker(config: dict[str, Any]) -> dict[str, Any]:
 
 def _first_of_all_ranks(text: str | None) -> str | None:
     """The first text that any rank has: those on other machines may not see the note, and must end as well."""
-    texts: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(texts, text)
-    return next((one for one in texts if one is not None), None)
+    return next((one for one in gather_objects(text) if one is not None), None)

@@ -100,6 +100,7 @@ class FeatureStore:
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """All rows, on every rank: those of other ranks are still zero here, so the sum over ranks completes them."""
+        distributed.barrier()  # the others may have more blocks, or slower disks
         for rows in torch.split(self.values, 4096):  # bounded messages
             distributed.sum_over_ranks_(rows)
         return self.values, distributed.sum_over_ranks_(self.labels)

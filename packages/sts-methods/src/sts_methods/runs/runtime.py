@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sts_core.distributed import rank, world_size
+from sts_core.distributed import broadcast_object, rank, world_size
 from sts_core.files import write_atomically
 from sts_methods.runs.appointment import Appointment
 from sts_methods.runs.checkpoint import CheckpointStore, read_checkpoint
@@ -221,10 +221,7 @@ class LocalRuntime:
         for listener in self.listeners:
             listener.restore()
         step = self.checkpoints.newest_intact() if self.rank == 0 else None
-        if self.world_size > 1:
-            chosen = [step]
-            dist.broadcast_object_list(chosen, src=0)
-            step = chosen[0]
+        step = broadcast_object(step)  # where ranks first meet: one of them may have scanned its images for long
         return None if step is None else read_checkpoint(self.checkpoints.path(step))
 
     def start(self, plan: RunPlan) -> None:
