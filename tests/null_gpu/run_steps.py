@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any, get_args
 
-from sts_core import Precision, spatial_ensemble
+from sts_core import Granularity, Precision, SmoothingConfig, spatial_ensemble
 from sts_core.distributed import checksum
 from sts_methods import CheckpointStore, MetricsLog, fit, read_checkpoint
 from tests.methods.training.tiny_training import CrashError, CrashingRuntime
@@ -55,6 +55,13 @@ def everything(method: str, world_size: int) -> dict[str, Any]:
         }
 
 
+def smoothing(number: int) -> SmoothingConfig:
+    """One of many that differ: each granularity with each p, 0 among them, and with momenta of all kinds."""
+    granularity, p = get_args(Granularity)[number % 4], (0.0, 0.5, 0.98)[number % 3]
+    momentum = (0.0, 0.3, 0.99)[number // 4 % 3]
+    return SmoothingConfig(momentum=momentum, preserve_probability=p, granularity=granularity, buffers="copy")
+
+
 def tried(method: str) -> dict[str, Any]:
     steps = {
         f"{world_size} {precision}": counts(method, world_size, precision)
@@ -62,7 +69,7 @@ def tried(method: str) -> dict[str, Any]:
         for precision in get_args(Precision)
     }
     whole = {str(world_size): everything(method, world_size) for world_size in (1, 8)}
-    bank = {f"teacher-{number}": spatial_ensemble(0.5, buffers="copy") for number in range(32)}
+    bank = {f"teacher-{number}": smoothing(number) for number in range(32)}
     banked = {str(world_size): counts(method, world_size, "float32", bank=bank) for world_size in (1, 8)}
     return {"steps": steps, "everything": whole, "bank": banked}
 

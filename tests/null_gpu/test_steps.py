@@ -37,13 +37,13 @@ def test_a_batch_is_made_from_one_transfer(found: dict[str, Any]) -> None:
     assert {case: step["data"]["copies"] for case, step in found["steps"].items()} == dict.fromkeys(found["steps"], 1)
 
 
-def test_a_bank_of_32_copies_no_buffers_in_a_step_and_is_spread_over_the_ranks(found: dict[str, Any]) -> None:
-    for world_size, held in {"1": 32, "8": 4}.items():
+def test_a_bank_of_32_takes_four_launches_and_copies_no_buffers_in_a_step(found: dict[str, Any]) -> None:
+    for world_size in ("1", "8"):
         alone, banked = (
             step["teacher"]["kinds"] for step in (found["steps"][f"{world_size} float32"], found["bank"][world_size])
         )
         assert banked.get("launch", 0) <= alone.get("launch", 0) + 4
-        assert banked["triton"] == alone["triton"] + 2 * held, "a draw of units and an update each"
+        assert banked["triton"] <= alone["triton"] + 4, "units drawn, units, neurons, few neurons"
 
 
 def test_only_several_ranks_communicate(found: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@
 """
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -140,6 +141,24 @@ def test_teachers_of_one_student_follow_their_own_rules() -> None:
         Rule(0.4, 0.98, "neuron", 7, 4),
     ]
     check_equal_to_reference(make_pairs(torch.float32, num_teachers=len(rules)), rules)
+
+
+def test_a_bank_takes_four_launches_whatever_its_teachers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched, launch = [], triton.TritonKernel._launch
+
+    def counted(kernel: triton.TritonKernel, code: Any, *arguments: Any, **tables: Any) -> None:
+        launched.append(code.fn.__name__)
+        launch(kernel, code, *arguments, **tables)
+
+    moments = (0.0, 0.3, 0.99)
+    kinds: list[tuple[float, Granularity]] = [(0.0, "neuron"), (1.0, "layer"), (0.97, "neuron"), (0.99, "neuron")]
+    kinds += [(p, granularity) for p in (0.5, 0.8) for granularity in GRANULARITIES]
+    rules = [Rule(moments[n % 3], p, granularity, 5, 11) for n, (p, granularity) in enumerate(kinds)]
+    pairs = [pair for pair in make_pairs(torch.float32, num_teachers=len(rules)) if pair.student.numel() < 6000]
+    bind(pairs, "triton")  # its trial update is behind us
+    monkeypatch.setattr(triton.TritonKernel, "_launch", counted)
+    check_equal_to_reference(pairs, rules)
+    assert launched == ["draw_units", "update_units", "update_neurons_sparse", "update_neurons_dense"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The kernel for GPUs: one Triton launch updates all tensors of a teacher, the generator runs in its registers.
+"""The kernel for GPUs: one Triton launch updates all tensors of all teachers, the generator runs in its registers.
+
+However many teachers a bank has, it takes at most four launches: one for p = 0, layers, modules and channels, and one
+before it that draws their units; one for neurons; one for neurons at large p.
 
 It needs no package beyond torch, whose CUDA builds bring Triton. Where Triton is missing or does not work the reference
 kernel serves, and a notice says so once. Draws and layouts: `sts_core.kernels.triton_device`.
@@ -8,7 +11,7 @@ import ctypes
 import importlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -18,11 +21,13 @@ from torch import Tensor
 
 from sts_core import masks
 from sts_core.config import Granularity
+from sts_core.distributed import on_device
 from sts_core.errors import ConfigError
 from sts_core.kernels.interface import Kernel, Pair, Rule, unit_name
 
 _LARGEST = (1 << 31) - masks.BLOCK  # offsets in the kernels are int32
 _STUDENT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+Rows = Sequence[Sequence[int]]
 _OPTIONS = {"enable_fp_fusion": False}  # the one fma is written out, so that values round alike on every version
 
 
@@ -109,7 +114,7 @@ class TritonKernel:
         self._aligned = all(t.data_ptr() % 16 == 0 for pair in self.pairs for t in (pair.student, *pair.teachers))
         students, teachers = [p.student for p in self.pairs], [p.teachers for p in self.pairs]
         self._students = self._table([s.data_ptr() for s in students])
-        self._teachers = [self._table([t.data_ptr() for t in column]) for column in zip(*teachers, strict=True)]
+        self._teachers = self._table([t.data_ptr() for column in zip(*teachers, strict=True) for t in column])
         self._num_weights = [s.numel() for s in students]
         self._num_rows = [s.shape[0] if s.dim() else 1 for s in students]
         self._first_weights = [pair.runs()[2] for pair in self.pairs]
@@ -117,7 +122,7 @@ class TritonKernel:
         self._row_sizes = [n // rows for n, rows in zip(self._num_weights, self._num_rows, strict=True)]
         self._skip = self._never = torch.zeros(1, device=self._device)
         self._made: dict[tuple[str, object], Any] = {}
-        self._gaps: tuple[float, Tensor] | None = None
+        self._sent: dict[str, tuple[Rows, Tensor]] = {}
 
     def supports(self, rule: Rule) -> bool:
         return type(rule) is Rule
@@ -127,57 +132,57 @@ class TritonKernel:
             return
         self._skip = self._never if skip is None else skip
         with torch.cuda.device(self._students.get_device()):
-            for teacher, rule in zip(self._teachers, rules, strict=True):
-                self._update_teacher(teacher, rule)
+            for (kind, step, seed), mine in _passes(rules).items():
+                key: dict[str, Any] = {"step": step & (masks.WORD - 1), "seed": _signed(seed)}
+                if kind == "units":
+                    self._update_units(mine, key)
+                else:
+                    self._update_neurons(mine, key, sparse=kind == "sparse")
 
-    def _update_teacher(self, teacher: Tensor, rule: Rule) -> None:
-        p, code = rule.preserve_probability, self._code
-        own: dict[str, Any]
-        if p == 0.0:
-            self._launch(code.update_all, teacher, rule, aligned=self._aligned)
-        elif p < 1.0 and rule.granularity != "neuron":
-            self._launch(code.update_units, teacher, rule, **self._drawn_units(rule), aligned=self._aligned)
-        elif p < 1.0 and masks.is_sparse(p):
-            own = {"tags": self._tags("neuron-gap"), "thresholds": self._gap_thresholds(p)}
-            self._launch(code.update_neurons_sparse, teacher, rule, code.BLOCK, **own, **self._layout(), **_key(rule))
-        elif p < 1.0:
-            own = dict(zip(("both", "one", "none"), masks.pair_thresholds(p), strict=True))
-            own |= {"tags": self._tags("neuron"), "tie_tags": self._tags("neuron-tie")}
-            self._launch(code.update_neurons_dense, teacher, rule, **own, **self._layout(), **_key(rule))
+    def _update_units(self, rules: Mapping[int, Rule], key: dict[str, Any]) -> None:
+        """p = 0, layers, modules and channels; a small launch of its own draws a flag for each unit."""
+        drawn = tuple(dict.fromkeys(rule.granularity for rule in rules.values() if rule.preserve_probability > 0.0))
+        table = self._table_of("units", _rows(rules, lambda rule: _unit_numbers(rule, drawn)))
+        units = self._once(("units", drawn), lambda: self._units(drawn))
+        size = len(table) * units["num_flags"]
+        flags = self._once(("flags", size), lambda: torch.empty(size, dtype=torch.uint8, device=self._device))
+        if drawn:
+            entries = self._once(("entries", drawn), lambda: self._entries(drawn))
+            own = {"flags": flags, "first_unit": units["first_unit"], "num_flags": units["num_flags"]}
+            self._launch(self._code.draw_units, table, **entries, **own, **key)
+        self._launch(self._code.update_units, table, **self._tensors(), **units, flags=flags, aligned=self._aligned)
 
-    def _launch(self, kernel: Any, teacher: Tensor, rule: Rule, tile: Any = None, **own: Any) -> None:
-        """Run a kernel over all tiles of all tensors, with what every update takes and with its own arguments."""
-        weights = (tile or self._code.TILE).value
-        firsts = self._first_weights if "firsts" in own else [0] * len(self.pairs)  # tiles of the draws, or of memory
-        key = "tiles", (weights, "firsts" in own)
-        sizes, tiles = self._once(key, lambda: self._tiles(self._num_weights, weights, firsts))
-        base, coefficient = _lerp_form(rule.momentum)
-        own |= {"student_type": self._student_type, "base": base} | _OPTIONS
-        kernel[(len(tiles),)](teacher, self._students, sizes, tiles, self._skip, coefficient, **own)
+    def _update_neurons(self, rules: Mapping[int, Rule], key: dict[str, Any], *, sparse: bool) -> None:
+        if sparse:
+            table = self._table_of("sparse", _rows(rules, lambda rule: (0, 0, 0)))
+            gaps = [masks.gap_thresholds(rule.preserve_probability) for rule in rules.values()]
+            own = {"tags": self._tags("neuron-gap"), "thresholds": self._table_of("gaps", gaps)}
+            kernel, tile = self._code.update_neurons_sparse, self._code.BLOCK
+        else:
+            table = self._table_of("dense", _rows(rules, lambda rule: masks.pair_thresholds(rule.preserve_probability)))
+            own = {"tags": self._tags("neuron"), "tie_tags": self._tags("neuron-tie")}
+            kernel, tile = self._code.update_neurons_dense, self._code.TILE
+        own |= self._layout()
+        self._launch(kernel, table, **self._tensors(tile.value, self._first_weights), **own, **key)
 
-    def _drawn_units(self, rule: Rule) -> dict[str, Tensor]:
-        """Draw a flag for each unit, in a small launch of its own, and return what `update_units` reads of it."""
-        kind = rule.granularity
-        units, first_rows, counts, tiles = self._once(("units", kind), lambda: self._units(kind))
-        threshold = masks.threshold(rule.preserve_probability, 32)
-        self._code.draw_units[(len(tiles),)](
-            units["flags"],
-            counts,
-            tiles,
-            units["first_unit"],
-            first_rows,
-            self._tags(kind),
-            threshold,
-            **_key(rule),
-            **_OPTIONS,
-        )
-        return units  # type: ignore[no-any-return]
+    def _launch(self, kernel: Any, rules: Tensor, *, tiles: Tensor, **own: Any) -> None:
+        """Run a kernel over all tiles, for one rule after the other."""
+        grid, numbers = (len(tiles) * len(rules),), {"num_rules": len(rules), "num_tensors": len(self.pairs)}
+        kernel[grid](tiles=tiles, rules=rules, **numbers, **own, **_OPTIONS)
 
-    def _gap_thresholds(self, probability: float) -> Tensor:
-        """Only the last table is kept: p may follow a schedule."""
-        if self._gaps is None or self._gaps[0] != probability:
-            self._gaps = probability, self._table(masks.gap_thresholds(probability))
-        return self._gaps[1]
+    def _tensors(self, tile: int | None = None, firsts: Sequence[int] | None = None) -> dict[str, Any]:
+        """What every update takes; the tiles are those of the memory or, with `firsts`, of the draws."""
+        weights, begins = tile or self._code.TILE.value, firsts or [0] * len(self.pairs)
+        key = "tiles", (weights, firsts is None)
+        sizes, tiles = self._once(key, lambda: self._tiles(self._num_weights, weights, begins))
+        tables = {"teachers": self._teachers, "students": self._students, "sizes": sizes, "tiles": tiles}
+        return tables | {"skip": self._skip, "student_type": self._student_type}
+
+    def _table_of(self, name: str, rows: Rows) -> Tensor:
+        """The rows on the device, sent again when they are not those of the last update: m and p may have schedules."""
+        if name not in self._sent or self._sent[name][0] != rows:
+            self._sent[name] = rows, on_device(torch.tensor(rows), self._device)
+        return self._sent[name][1]
 
     def _once(self, key: tuple[str, object], make: Callable[[], Any]) -> Any:
         """Tables are made when they are first needed and stay on the device for as long as the binding lives."""
@@ -207,18 +212,24 @@ class TritonKernel:
 
         return self._once(("layout", None), make)  # type: ignore[no-any-return]
 
-    def _units(self, granularity: Granularity) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-        """Flags of all units, where those of a tensor begin, the weights of a unit; first, number, tiles of units."""
-        by_row = granularity == "channel"
-        counts = self._num_rows if by_row else [1] * len(self.pairs)
-        first_rows = self._first_rows if by_row else [0] * len(self.pairs)
-        first = [0, *accumulate(counts)]
-        units = {
-            "flags": torch.empty(first[-1], dtype=torch.uint8, device=self._device),
-            "first_unit": self._table(first[:-1], torch.int32),
-            "unit_sizes": self._table(self._row_sizes if by_row else self._num_weights, torch.int32),
-        }
-        return units, self._table(first_rows, torch.int32), *self._tiles(counts, self._code.UNITS.value, first_rows)
+    def _units(self, granularities: Sequence[Granularity]) -> dict[str, Any]:
+        """Where the flags of a tensor begin, by granularity and tensor, the weights of a unit; the number of flags."""
+        first = [0, *accumulate(self._per_tensor(granularities, self._num_rows, 1))]
+        sizes = [n for g in granularities for n in (self._row_sizes if g == "channel" else self._num_weights)]
+        tables = {"first_unit": self._table(first[:-1], torch.int32), "unit_sizes": self._table(sizes, torch.int32)}
+        return tables | {"num_flags": first[-1]}
+
+    def _entries(self, granularities: Sequence[Granularity]) -> dict[str, Tensor]:
+        """Tags, first row, number and tiles of the units, by granularity and tensor."""
+        first_rows = self._per_tensor(granularities, self._first_rows, 0)
+        num_units = self._per_tensor(granularities, self._num_rows, 1)
+        counts, tiles = self._tiles(num_units, self._code.UNITS.value, first_rows)
+        tags = torch.cat([self._tags(granularity) for granularity in granularities])
+        return {"tags": tags, "first_rows": self._table(first_rows, torch.int32), "counts": counts, "tiles": tiles}
+
+    def _per_tensor(self, granularities: Sequence[Granularity], of_rows: Sequence[int], of_one: int) -> list[int]:
+        """For each granularity and tensor: the tensor's own number if its rows are units, or that of a single unit."""
+        return [n if g == "channel" else of_one for g in granularities for n in of_rows]
 
     def _tiles(self, sizes: Sequence[int], tile: int, firsts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The sizes, and a row (tensor, index of the tile in it) for each tile that the tensors are cut into.
@@ -237,14 +248,37 @@ def _signed(value: int) -> int:
     return ctypes.c_int64(value).value
 
 
-def _key(rule: Rule) -> dict[str, int]:
-    """The part of the generator's key and counter that an update fixes."""
-    return {"step": rule.step & (masks.WORD - 1), "seed": _signed(rule.seed)}
+def _passes(rules: Sequence[Rule]) -> dict[tuple[str, int, int], dict[int, Rule]]:
+    """The rules that move something by teacher, grouped by what one launch can apply: (kernel, step, seed)."""
+    passes: dict[tuple[str, int, int], dict[int, Rule]] = {}
+    for teacher, rule in enumerate(rules):
+        p = rule.preserve_probability
+        if p < 1.0:
+            by_unit = p == 0.0 or rule.granularity != "neuron"
+            kind = "units" if by_unit else "sparse" if masks.is_sparse(p) else "dense"
+            passes.setdefault((kind, rule.step, rule.seed), {})[teacher] = rule
+    return passes
 
 
-def _lerp_form(momentum: float) -> tuple[str, float]:
-    """Base and coefficient of base + coefficient·(θˢ − θᵀ): torch.lerp starts from the nearer end, in float32."""
+def _rows(rules: Mapping[int, Rule], numbers: Callable[[Rule], Sequence[int]]) -> Rows:
+    """A row for each rule, as the kernels read it: teacher, form of the formula, and three numbers of a kernel."""
+    return [(teacher, *_lerp_form(rule.momentum), *numbers(rule)) for teacher, rule in rules.items()]
+
+
+def _unit_numbers(rule: Rule, drawn: Sequence[Granularity]) -> tuple[int, int, int]:
+    """Number of the granularity, -1 at p = 0, and from which word on a unit is updated."""
+    p = rule.preserve_probability
+    return (drawn.index(rule.granularity), masks.threshold(p, 32), 0) if p > 0.0 else (-1, 0, 0)
+
+
+@lru_cache(maxsize=256)
+def _lerp_form(momentum: float) -> tuple[int, int]:
+    """Start and coefficient's bits of start + coefficient·(θˢ − θᵀ): torch.lerp starts from the nearer end, in float32.
+
+    The starts are FROM_TEACHER, FROM_STUDENT and COPY of `triton_device`.
+    """
     weight = ctypes.c_float(1.0 - momentum).value
     if momentum == 0.0:
-        return "copy", weight
-    return ("teacher", weight) if weight < 0.5 else ("student", weight - 1.0)
+        return 2, 0
+    start, coefficient = (0, weight) if weight < 0.5 else (1, weight - 1.0)
+    return start, ctypes.c_int32.from_buffer(ctypes.c_float(coefficient)).value

@@ -2,10 +2,11 @@
 # (Triton's decorator and the values inside a kernel have no Python types.)
 """The device code of the GPU path, in Triton: which weights a program touches, its draws, and the update itself.
 
-Every kernel runs once for all tensors of one teacher. Tables in device memory hold one entry per tensor (addresses,
-sizes, stream tags), and `tiles` holds a pair (tensor, index of the tile in it) per program. The draws are those of
-`sts_core.masks`, which specifies them. Only
-`sts_core.kernels.triton` imports this module, since importing Triton takes a while.
+Every kernel runs once for all tensors of all teachers of a bank. Tables in device memory hold one entry per tensor
+(addresses, sizes, stream tags), `tiles` a pair (tensor, index of the tile in it), and `rules` a row per teacher that
+moves. The programs of a tile follow each other, teacher after teacher: what the first reads of the student the others
+find in the cache. The draws are those of `sts_core.masks`, which specifies them. Only `sts_core.kernels.triton` imports
+this module, since importing Triton takes a while.
 
 All offsets are int32: `gpu.claim` leaves larger tensors to the reference kernel.
 """
@@ -25,8 +26,15 @@ _NUM_BISECTIONS = tl.constexpr(masks.NUM_GAPS.bit_length() - 1)
 _LANES = tl.constexpr(masks.LANES)
 _CHUNKS = tl.constexpr(2048 // masks.CHUNK)
 
+FROM_TEACHER = tl.constexpr(0)  # which end of the way the formula of an update starts from, or that it copies
+FROM_STUDENT = tl.constexpr(1)
+COPY = tl.constexpr(2)
+COLUMNS = tl.constexpr(
+    6
+)  # of a row of `rules`: teacher, one of these three, coefficient, and three numbers of a kernel
+
 # Values that change from update to update must not lead to a new compilation when they are 1 or a multiple of 16.
-_RULE = ["coefficient", "threshold", "both", "one", "none", "step", "seed"]
+_NUMBERS = ["num_rules", "num_tensors", "num_flags", "step", "seed"]
 
 
 @triton.jit
@@ -40,10 +48,11 @@ def _four_words(position, tag, step, seed):
 
 
 @triton.jit
-def _tile_of_program(tiles):
-    """(tensor, index of the tile in the tensor)"""
-    entry = tiles + 2 * tl.program_id(0)
-    return tl.load(entry), tl.load(entry + 1)
+def _tile_of_program(tiles, num_rules):
+    """(tensor, index of the tile in the tensor, number of the rule)"""
+    program = tl.program_id(0)
+    entry = tiles + 2 * (program // num_rules)
+    return tl.load(entry), tl.load(entry + 1), program % num_rules
 
 
 @triton.jit
@@ -53,78 +62,81 @@ def _size(sizes, tensor, skip):
 
 
 @triton.jit
-def _addresses(teachers, students, tensor, student_type: tl.constexpr):
+def _addresses(teachers, students, rule, num_tensors, tensor, student_type: tl.constexpr):
     """The two pointers of a tensor."""
-    teacher = tl.load(teachers + tensor).to(tl.pointer_type(tl.float32))
+    teacher = tl.load(teachers + tl.load(rule) * num_tensors + tensor).to(tl.pointer_type(tl.float32))
     return teacher, tl.load(students + tensor).to(tl.pointer_type(student_type))
 
 
 @triton.jit
-def _pull(teacher, student, updated, coefficient, base: tl.constexpr):
-    """θᵀ ← m·θᵀ + (1 − m)·θˢ where `updated`, as torch.lerp rounds it: base + coefficient·(θˢ − θᵀ) in one fma."""
-    new = tl.load(student, mask=updated).to(tl.float32)
-    if base != "copy":  # m = 0 copies: the formula would not let go of the teacher's NaN and infinities
+def _pull(teacher, student, updated, rule):
+    """θᵀ ← m·θᵀ + (1 − m)·θˢ where `updated`, as torch.lerp rounds it: one end + coefficient·(θˢ − θᵀ) in one fma."""
+    start, coefficient = tl.load(rule + 1), tl.load(rule + 2).to(tl.int32).to(tl.float32, bitcast=True)
+    moved = tl.load(student, mask=updated).to(tl.float32)
+    if start != COPY:  # m = 0 copies: the formula would not let go of the teacher's NaN and infinities
         old = tl.load(teacher, mask=updated)
-        difference = new - old
+        difference = moved - old
         factor = tl.full(difference.shape, coefficient, tl.float32)
-        new = tl.fma(factor, difference, old if base == "teacher" else new)
-    tl.store(teacher, new, mask=updated)
+        moved = tl.fma(factor, difference, tl.where(start == FROM_TEACHER, old, moved))
+    tl.store(teacher, moved, mask=updated)
 
 
 @triton.jit
-def _pull_tile(teacher, student, begin, size, coefficient, base: tl.constexpr, aligned: tl.constexpr):
+def _pull_tile(teacher, student, begin, size, rule, aligned: tl.constexpr):
     """All weights of a tile. Accesses are vectors of 16 bytes where addresses allow it and no mask is needed."""
     offset = begin + tl.arange(0, TILE)
     if begin + TILE > size:
-        _pull(teacher + offset, student + offset, offset < size, coefficient, base)
+        _pull(teacher + offset, student + offset, offset < size, rule)
     elif aligned:
-        _pull(tl.multiple_of(teacher + offset, 16), tl.multiple_of(student + offset, 16), None, coefficient, base)
+        _pull(tl.multiple_of(teacher + offset, 16), tl.multiple_of(student + offset, 16), None, rule)
     else:
-        _pull(teacher + offset, student + offset, None, coefficient, base)
+        _pull(teacher + offset, student + offset, None, rule)
 
 
-@triton.jit(do_not_specialize=_RULE)
-def update_all(
-    teachers, students, sizes, tiles, skip, coefficient,
-    student_type: tl.constexpr, base: tl.constexpr, aligned: tl.constexpr,
-):  # fmt: skip
-    """p = 0: every weight is updated."""
-    tensor, tile = _tile_of_program(tiles)
-    teacher, student = _addresses(teachers, students, tensor, student_type)
-    _pull_tile(teacher, student, tile * TILE, _size(sizes, tensor, skip), coefficient, base, aligned)
+@triton.jit(do_not_specialize=_NUMBERS)
+def draw_units(
+    flags, counts, tiles, first_unit, first_rows, tags, rules, num_rules, num_tensors, num_flags, step, seed
+):
+    """flags[first_unit[e] + r - first_rows[e]] = 1 if unit r is updated; word r % 4 of position r // 4 decides.
+
+    An entry e is a tensor under one of the granularities in use; a rule draws in those of its own.
+    """
+    entry, tile, number = _tile_of_program(tiles, num_rules)
+    rule = rules + number * COLUMNS
+    if tl.load(rule + 3) == entry // num_tensors:
+        position = tile * (UNITS // 4) + tl.arange(0, UNITS // 4)
+        words = tl.reshape(_four_words(position, tl.load(tags + entry), step, seed), [UNITS])
+        unit = tile * UNITS + tl.arange(0, UNITS) - tl.load(first_rows + entry)
+        updated = (words.to(tl.int64) >= tl.load(rule + 4)).to(tl.uint8)
+        inside = (unit >= 0) & (unit < tl.load(counts + entry))
+        tl.store(flags + number * num_flags + tl.load(first_unit + entry) + unit, updated, mask=inside)
 
 
-@triton.jit(do_not_specialize=_RULE)
-def draw_units(flags, counts, tiles, first_unit, first_rows, tags, threshold, step, seed):
-    """flags[first_unit[t] + r - first_rows[t]] = 1 if unit r is updated; word r % 4 of position r // 4 decides."""
-    tensor, tile = _tile_of_program(tiles)
-    position = tile * (UNITS // 4) + tl.arange(0, UNITS // 4)
-    words = tl.reshape(_four_words(position, tl.load(tags + tensor), step, seed), [UNITS])
-    unit = tile * UNITS + tl.arange(0, UNITS) - tl.load(first_rows + tensor)
-    updated = (words.to(tl.int64) >= threshold).to(tl.uint8)
-    inside = (unit >= 0) & (unit < tl.load(counts + tensor))
-    tl.store(flags + tl.load(first_unit + tensor) + unit, updated, mask=inside)
-
-
-@triton.jit(do_not_specialize=_RULE)
+@triton.jit(do_not_specialize=_NUMBERS)
 def update_units(
-    teachers, students, sizes, tiles, skip, coefficient, flags, first_unit, unit_sizes,
-    student_type: tl.constexpr, base: tl.constexpr, aligned: tl.constexpr,
+    teachers, students, sizes, tiles, skip, rules, num_rules, num_tensors, flags, first_unit, unit_sizes, num_flags,
+    student_type: tl.constexpr, aligned: tl.constexpr,
 ):  # fmt: skip
-    """Layers, modules and channels: a unit is a run of `unit_sizes` weights in memory, channels_last or not."""
-    tensor, tile = _tile_of_program(tiles)
-    teacher, student = _addresses(teachers, students, tensor, student_type)
-    size, unit_size = _size(sizes, tensor, skip), tl.load(unit_sizes + tensor)
-    flag = flags + tl.load(first_unit + tensor)
-    begin = tile * TILE
+    """Layers, modules and channels: a unit is a run of `unit_sizes` weights in memory, channels_last or not.
+
+    Without a granularity (-1) p = 0, and the tensor is one unit that is always updated.
+    """
+    tensor, tile, number = _tile_of_program(tiles, num_rules)
+    rule = rules + number * COLUMNS
+    teacher, student = _addresses(teachers, students, rule, num_tensors, tensor, student_type)
+    granularity = tl.load(rule + 3)
+    entry, drawn = granularity * num_tensors + tensor, granularity >= 0
+    begin, size = tile * TILE, _size(sizes, tensor, skip)
+    unit_size = tl.load(unit_sizes + entry, mask=drawn, other=2147483647)
+    flag = flags + number * num_flags + tl.load(first_unit + entry, mask=drawn, other=0)
     unit = begin // unit_size
     if (tl.minimum(begin + TILE, size) - 1) // unit_size == unit:  # one unit fills the tile: often nothing to do
-        if tl.load(flag + unit) != 0:
-            _pull_tile(teacher, student, begin, size, coefficient, base, aligned)
+        if tl.load(flag + unit, mask=drawn, other=1) != 0:
+            _pull_tile(teacher, student, begin, size, rule, aligned)
     else:
         offset = begin + tl.arange(0, TILE)
         updated = tl.load(flag + offset // unit_size, mask=offset < size, other=0) != 0
-        _pull(teacher + offset, student + offset, updated, coefficient, base)
+        _pull(teacher + offset, student + offset, updated, rule)
 
 
 @triton.jit
@@ -156,20 +168,22 @@ def _updated_neurons(tile, tag, tie_tag, both, one, none, step, seed):
     return tl.reshape(in_order, [TILE]) != 0
 
 
-@triton.jit(do_not_specialize=_RULE)
+@triton.jit(do_not_specialize=_NUMBERS)
 def update_neurons_dense(
-    teachers, students, sizes, tiles, skip, coefficient, rows, channels, firsts, tags, tie_tags,
-    both, one, none, step, seed, student_type: tl.constexpr, base: tl.constexpr,
+    teachers, students, sizes, tiles, skip, rules, num_rules, num_tensors, rows, channels, firsts, tags, tie_tags,
+    step, seed, student_type: tl.constexpr,
 ):  # fmt: skip
     """Single weights, p below `masks.SPARSE_FROM`: a draw for each pair of weights."""
-    tensor, tile = _tile_of_program(tiles)
-    teacher, student = _addresses(teachers, students, tensor, student_type)
+    tensor, tile, number = _tile_of_program(tiles, num_rules)
+    rule = rules + number * COLUMNS
+    teacher, student = _addresses(teachers, students, rule, num_tensors, tensor, student_type)
     tag, tie_tag = tl.load(tags + tensor), tl.load(tie_tags + tensor)
+    both, one, none = tl.load(rule + 3), tl.load(rule + 4), tl.load(rule + 5)
     index, first = tile * TILE + tl.arange(0, TILE), tl.load(firsts + tensor)
     inside = (index >= first) & (index - first < _size(sizes, tensor, skip))
     updated = _updated_neurons(tile, tag, tie_tag, both, one, none, step, seed) & inside
     offset = _memory_offset(index - first, tl.load(rows + tensor), tl.load(channels + tensor))
-    _pull(teacher + offset, student + offset, updated, coefficient, base)
+    _pull(teacher + offset, student + offset, updated, rule)
 
 
 @triton.jit
@@ -182,14 +196,16 @@ def _gap(words, thresholds):
     return gap
 
 
-@triton.jit(do_not_specialize=_RULE)
+@triton.jit(do_not_specialize=_NUMBERS)
 def update_neurons_sparse(
-    teachers, students, sizes, tiles, skip, coefficient, rows, channels, firsts, tags, thresholds, step, seed,
-    student_type: tl.constexpr, base: tl.constexpr,
+    teachers, students, sizes, tiles, skip, rules, num_rules, num_tensors, rows, channels, firsts, tags, thresholds,
+    step, seed, student_type: tl.constexpr,
 ):  # fmt: skip
     """Single weights, large p: a program finds the updated weights of a block by their gaps, many draws at once."""
-    tensor, block = _tile_of_program(tiles)
-    teacher, student = _addresses(teachers, students, tensor, student_type)
+    tensor, block, number = _tile_of_program(tiles, num_rules)
+    rule = rules + number * COLUMNS
+    teacher, student = _addresses(teachers, students, rule, num_tensors, tensor, student_type)
+    thresholds += number * _NUM_GAPS
     row, channel, tag = tl.load(rows + tensor), tl.load(channels + tensor), tl.load(tags + tensor)
     first = tl.load(firsts + tensor) - block * BLOCK  # of the weights that are here
     length = tl.minimum(first + _size(sizes, tensor, skip), BLOCK)
@@ -202,6 +218,6 @@ def update_neurons_sparse(
         index = decided + tl.cumsum(advance, 0) - 1
         updated = (gap < _NUM_GAPS) & (index >= first) & (index < length)
         offset = _memory_offset(index - first, row, channel)
-        _pull(teacher + offset, student + offset, updated, coefficient, base)
+        _pull(teacher + offset, student + offset, updated, rule)
         decided += tl.sum(advance)
         position += _CALLS_AT_ONCE
