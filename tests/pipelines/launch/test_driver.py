@@ -288,6 +288,33 @@ def test_other_images_than_a_run_was_trained_on_are_refused_before_anything_is_s
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
 
 
+def test_results_of_other_images_than_are_at_the_same_place_now_are_shown_by_no_command(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "images.npz"
+    _arrays(file, 0)
+    pipeline = tiny("byol-digits-sts", steps=1, global_batch_size=8)
+    data = replace(pipeline.training.data, dataset="arrays", root=str(file))
+    knn = replace(pipeline.evaluation.knn, ks=(1,))
+    pipeline = replace(
+        pipeline,
+        training=replace(pipeline.training, data=data),
+        evaluation=replace(pipeline.evaluation, after_training=("knn",), knn=knn),
+    )
+    run_pipeline(pipeline)
+    capsys.readouterr()
+    with np.load(file) as arrays:
+        np.savez(file, **{**arrays, "x_test": 255 - arrays["x_test"]})  # the training's are as they were
+    with pytest.raises(UsageError, match=r"was evaluated on other images \(40 images.* restore the dataset, or remove"):
+        run_pipeline(pipeline)
+    assert main(["evaluate", str(pipeline.folder)]) == 2
+    assert capsys.readouterr().out == ""
+    (pipeline.folder / "results.json").unlink()
+    assert main(["evaluate", str(pipeline.folder)]) == 0
+    file.unlink()
+    assert main(["evaluate", str(pipeline.folder)]) == 0
+
+
 @pytest.mark.parametrize(("storage", "said"), [("file", "Not a directory"), ("nonsense://place", "URI that pyarrow")])
 def test_a_place_that_holds_no_runs_is_told_before_ray_starts(
     storage: str, said: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from sts_core import CheckpointError
+from sts_core import CheckpointError, StsError
 from sts_methods import (
     DataConfig,
     DatasetRecord,
@@ -21,6 +21,8 @@ from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.run_folder import newest_meta, run_folders
 from sts_pipelines.errors import UsageError
 from sts_pipelines.evaluation.record import EvaluationRecord, record_of, records_of
+from sts_pipelines.evaluation.run import images_shown
+from sts_pipelines.evaluation.settings import images_of
 from sts_pipelines.launch.storage import mirror_of
 
 
@@ -126,6 +128,26 @@ def check_images(pipeline: PipelineConfig, folder: Path) -> None:
             raise UsageError(
                 f"{run} was trained on other images ({before}) than are in {data.root or data.dataset} now ({now}): "
                 "restore the dataset, or set another --name"
+            )
+
+
+def check_images_shown(pipeline: PipelineConfig, folder: Path) -> None:
+    """Raise where results of the runs in `folder` that are asked for are those of other images at the same place."""
+    if pipeline.cluster.address is not None:
+        return
+    data, now = pipeline.training.data, None
+    for run in run_folders(str(folder)):
+        before = images_of(run, pipeline)
+        if before is None:
+            continue
+        try:
+            now = now or images_shown(evaluation_data(data))
+        except StsError:  # the images are gone; where a result is missing, its evaluation says so
+            return
+        if before != now:
+            raise UsageError(
+                f"{run} was evaluated on other images ({before}) than are in {data.root or data.dataset} now ({now}): "
+                f"restore the dataset, or remove {run / 'results.json'} to measure again"
             )
 
 

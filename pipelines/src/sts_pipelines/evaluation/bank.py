@@ -18,7 +18,8 @@ def evaluate_bank(folder: Path, pipeline: PipelineConfig, results: Path, *, devi
         settings = settings_of(record.name, pipeline)
         missing = [name for name in names if not is_done(results / name, record.name, "teacher", settings)]
         if record.measure_bank is not None and missing:
-            for name, entries in record.measure_bank(EvaluatedRun(folder, pipeline, device), missing).items():
-                write_entries(results / name, entries, pipeline)
+            run = EvaluatedRun(folder, pipeline, device)
+            for name, entries in record.measure_bank(run, missing).items():
+                write_entries(run, results / name, entries)
     for name in names:
         evaluate_run(folder, pipeline, device=device, teacher=name, results=results / name)

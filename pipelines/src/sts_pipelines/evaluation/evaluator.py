@@ -54,7 +54,7 @@ def _evaluate(run: EvaluatedRun, record: EvaluationRecord, networks: Sequence[st
     for group in [missing] if record.together and missing else [[network] for network in missing]:
         names = " and the ".join("untrained network" if name == "untrained" else name for name in group)
         with stage(run.results, f"{record.name} of the {names}"):
-            write_entries(run.results, record.measure(run, group), run.pipeline)
+            write_entries(run, run.results, record.measure(run, group))
 
 
 def missing_networks(run: EvaluatedRun, record: EvaluationRecord, networks: Sequence[str]) -> list[str]:

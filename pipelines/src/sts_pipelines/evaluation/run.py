@@ -44,6 +44,11 @@ class EvaluatedRun:
             self._data = evaluation_data(self.pipeline.training.data)
         return self._data
 
+    @property
+    def images(self) -> str:
+        """The fingerprint of these images."""
+        return images_shown(self.data)
+
     def backbone(self, network: str) -> nn.Module:
         """The backbone of the student, of the teacher under evaluation, or of both before the first step."""
         if network == "untrained":
@@ -62,6 +67,11 @@ class EvaluatedRun:
             )
             self._features[network] = (train, test)
         return self._features[network]
+
+
+def images_shown(data: tuple[Any, Any]) -> str:
+    """The fingerprint of training and test images."""
+    return "; ".join(split.fingerprint() for split in data)
 
 
 def _before_the_first_step(training: TrainingConfig) -> nn.Module:

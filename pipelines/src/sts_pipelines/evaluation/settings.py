@@ -11,7 +11,10 @@ from sts_eval import RunResults, add_entries, read_results, write_results
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import digest
 from sts_pipelines.evaluation.record import Entries, data_of, record_of
+from sts_pipelines.evaluation.run import EvaluatedRun
 
+SHOWN = "images_shown"
+"""The field of an entry that names the images behind it."""
 DRIFT = "drift"
 """What training records without being asked here."""
 
@@ -63,12 +66,26 @@ def prefer_asked(results: Path, pipeline: PipelineConfig) -> RunResults:
     return preferred
 
 
-def write_entries(results: Path, entries: Entries, pipeline: PipelineConfig) -> None:
-    """Add entries to results.json, on rank 0, with the dataset and the settings that they depend on."""
+def write_entries(run: EvaluatedRun, results: Path, entries: Entries) -> None:
+    """Add entries to results.json, on rank 0, with the images and the settings that they depend on."""
     if rank() == 0:
         results.mkdir(parents=True, exist_ok=True)
         known = []
         for entry in entries:
-            data = {"data": data_of(pipeline)} if record_of(entry["evaluation"]).shows_dataset else {}
-            known.append({**entry, **data, "settings": settings_of(entry["evaluation"], pipeline)})
+            shown = record_of(entry["evaluation"]).shows_dataset
+            data = {"data": data_of(run.pipeline), SHOWN: run.images} if shown else {}
+            known.append({**entry, **data, "settings": settings_of(entry["evaluation"], run.pipeline)})
         add_entries(results, known, run=results.name)
+
+
+def images_of(results: Path, pipeline: PipelineConfig) -> str | None:
+    """The fingerprint of the images that some result was measured on which the config asks for; None if there is none.
+
+    One that cannot be read is measured again, and that in results of earlier versions is not known.
+    """
+    try:
+        entries = read_results(results).entries if (results / "results.json").is_file() else ()
+    except StateError:
+        return None
+    wanted = {(name, settings_of(name, pipeline)) for name in pipeline.evaluation.after_training}
+    return next((e[SHOWN] for e in entries if SHOWN in e and (e["evaluation"], e.get("settings")) in wanted), None)

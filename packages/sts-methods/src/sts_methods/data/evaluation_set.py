@@ -39,6 +39,10 @@ class EvaluationDataset(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self._source)
 
+    def fingerprint(self) -> str:
+        """Names the images and their labels, wherever they lie."""
+        return self._source.fingerprint()
+
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         shown, pixels = self._readable(index) if self._skip else (index, self._pixels(index))
         return (pixels - self._mean) / self._std, int(self.targets[shown])

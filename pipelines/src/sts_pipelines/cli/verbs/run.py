@@ -72,6 +72,7 @@ def check_and_note(config: "AnyPipeline", folder: Path) -> None:
     preflight.check_evaluations(pipeline)
     preflight.check_data(pipeline)
     preflight.check_images(pipeline, folder)
+    preflight.check_images_shown(pipeline, folder)
     preflight.check_initial_weights(pipeline, folder)
     preflight.check_storage(pipeline, folder)
     if not isinstance(config, PipelineConfig):
