@@ -83,6 +83,7 @@ NAMES = [
     "num_features",
     "open_source",
     "painted",
+    "prepare_imagenet",
     "read_checkpoint",
     "read_manifest",
     "recipes",

@@ -23,7 +23,7 @@ from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.diagnostics import dry_run
 from sts_pipelines.diagnostics.dry_run import check_pipeline
 from sts_pipelines.diagnostics.fake_step import batch_of, fake_step, per_worker
-from sts_pipelines.diagnostics.preflight import check_data, check_evaluations
+from sts_pipelines.diagnostics.preflight import check_data, check_evaluations, examine_data
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launch import placement
 from sts_pipelines.launch.placement import fits
@@ -238,6 +238,16 @@ def test_damaged_and_missing_shards_are_told_before_the_workers_start(tmp_path: 
         shard.unlink()
     with pytest.raises(ConfigError, match="needs tar shards, got none in"):
         check_data(config)  # type: ignore[arg-type]
+
+
+def test_a_check_tells_that_imagenets_validation_images_are_not_sorted(tmp_path: Path) -> None:
+    for name in ("train/n01440764/n01440764_1.JPEG", "val/n01440764/a.JPEG", "val/ILSVRC2012_val_00000001.JPEG"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    flags = ["--data.dataset", "imagefolder", "--data.root", str(tmp_path), "--evaluation.knn.ks", "1"]
+    with pytest.raises(ConfigError, match=r"val has 1 images of ImageNet in no class's folder"):
+        check_pipeline(resolve("byol-digits-sts", flags), placement=False)
+    examine_data(resolve("byol-digits-sts", [*flags, "--evaluation.after-training", ""]))  # type: ignore[arg-type]
 
 
 def test_more_neighbours_than_images_are_told_before_the_training() -> None:

@@ -7,6 +7,7 @@ from sts_methods.data.batches import TrainingData, build_training_data, evaluati
 from sts_methods.data.config import DataConfig
 from sts_methods.data.datasets import DatasetRecord, dataset_record, open_source, register_dataset
 from sts_methods.data.image_files import ImageReadError
+from sts_methods.data.imagenet_archives import prepare_imagenet
 from sts_methods.data.label_split import LabelSplit, label_split
 from sts_methods.data.sources import ImageArrays, ImageFiles, Split, StoredImages
 from sts_methods.methods.base import MethodConfig, MethodRecord, StepResult, StudentTeacherMethod
@@ -61,8 +62,8 @@ __all__ = [
     "cosine_distance", "dataset_record", "default_device", "describe_training", "each_apart", "evaluation_data",
     "export", "export_to_hub_folder", "fit", "format_seconds", "health_metrics", "initialised_from", "label_split",
     "learning_rate", "linear_classifier", "load_backbone", "load_initial_", "method_record", "multi_crop", "norm_mlp",
-    "num_features", "open_source", "painted", "read_checkpoint", "read_manifest", "recipes", "register_dataset",
-    "register_method", "register_views", "save_backbone", "set_learning_rate_", "start_from_", "two_views",
-    "two_weak_views", "use_cross_rank_batch_norm", "verify_backbone", "warn_of_statistics", "weak_and_strong",
-    "write_checkpoint",
+    "num_features", "open_source", "painted", "prepare_imagenet", "read_checkpoint", "read_manifest", "recipes",
+    "register_dataset", "register_method", "register_views", "save_backbone", "set_learning_rate_", "start_from_",
+    "two_views", "two_weak_views", "use_cross_rank_batch_norm", "verify_backbone", "warn_of_statistics",
+    "weak_and_strong", "write_checkpoint",
 ]  # fmt: skip

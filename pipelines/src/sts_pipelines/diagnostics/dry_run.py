@@ -15,7 +15,7 @@ from sts_pipelines.config.kinds import AnyPipeline, base_of
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.sweep import SweepConfig
 from sts_pipelines.diagnostics.fake_step import batch_of, fake_step, per_worker, view_sizes
-from sts_pipelines.diagnostics.preflight import check_data, check_evaluations, initial_weights
+from sts_pipelines.diagnostics.preflight import check_data, check_evaluations, examine_data, initial_weights
 from sts_pipelines.diagnostics.work import estimate_of
 from sts_pipelines.errors import UsageError
 from sts_pipelines.launch.placement import fits
@@ -40,6 +40,7 @@ def check_pipeline(config: AnyPipeline, *, placement: bool) -> str:
     check_evaluations(pipeline)
     if pipeline.training.data.root is not None:
         check_data(pipeline)
+        examine_data(pipeline)
     method = build_method(pipeline.training.method, seed=pipeline.training.seed)
     trials = num_trials(config) if isinstance(config, SweepConfig) else 0
     one_student = isinstance(config, SweepConfig) and config.sweep.one_student

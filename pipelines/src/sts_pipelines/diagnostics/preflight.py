@@ -101,6 +101,14 @@ def _check_split(data: DataConfig, split: Split) -> None:
         data.open(split)
 
 
+def examine_data(pipeline: PipelineConfig) -> None:
+    """Raise where a longer look at the files finds that some are missing or lie where they were unpacked."""
+    data = pipeline.training.data
+    examine = dataset_record(data.dataset).examine
+    if examine is not None and data.root is not None and pipeline.cluster.address is None:
+        examine(data.root, ("train", "test") if _on_labelled_images(pipeline) else ("train",))
+
+
 def _check_neighbours(data: DataConfig, k: int) -> None:
     """Raise where more neighbours are to vote than there are training images, of which no more than k are counted."""
     record = dataset_record(data.dataset)

@@ -3,7 +3,7 @@
 import importlib.util
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from sts_core import ConfigError
 from sts_core.files import locked
 from sts_methods.data.image_folders import image_folder, unlabelled_images
+from sts_methods.data.imagenet import check_imagenet
 from sts_methods.data.sources import ImageArrays, Layout, Source, Split, Statistics
 from sts_methods.data.stored.shards import shard_images
 from sts_methods.data.stored.storage import is_uri
@@ -49,6 +50,8 @@ class DatasetRecord:
     """Whether root holds train/ and val/ (or test/), in each a folder of images per class."""
     opening_checks: bool = False
     """Whether `open` finds out what is missing or damaged, short of the images."""
+    examine: Callable[[str, Sequence[Split]], None] | None = None
+    """Look through the files of these splits, which `sts check` has time for."""
     unpacked: str | None = None
     """The folder in root that holds its files, if a download makes it: small enough to be read as a check."""
     labelled: bool | None = True
@@ -231,6 +234,7 @@ for _record in (
         about="train/ and val/ with a folder per class",
         open=_on_disk(image_folder),
         class_folders=True,
+        examine=check_imagenet,
         num_images=1_281_167,  # if it is ImageNet
     ),
     DatasetRecord(

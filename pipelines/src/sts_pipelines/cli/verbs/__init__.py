@@ -11,6 +11,7 @@ from sts_pipelines.cli.verbs import (
     export,
     list_,
     new,
+    prepare,
     report,
     run,
     show,
@@ -30,6 +31,7 @@ VERBS: dict[str, ModuleType] = {
     "export": export,
     "report": report,
     "doctor": doctor,
+    "prepare": prepare,
     "new": new,
     "completion": completion,
 }

@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -136,20 +136,27 @@ def _index(content: BinaryIO, shard: StoredFile, layout: Layout) -> ShardIndex:
 
 
 def _members(content: BinaryIO, shard: StoredFile, label: str) -> Iterator[_Member]:
-    """The regular files of a shard; nothing is ever unpacked, so that their paths may be anything."""
+    """The files of samples; nothing is ever unpacked, so that their paths may be anything."""
+    for info in regular_files(content, shard.size):
+        text = None
+        if PurePosixPath(info.name).name.startswith((".", "__")):  # "__": WebDataset's own
+            continue
+        member = _Member(info.name, info.offset_data, info.size, None)
+        if member.suffix == label and info.size <= LONGEST_LABEL:
+            content.seek(info.offset_data)
+            text = content.read(info.size).decode("utf-8", "replace").strip()
+        yield replace(member, text=text)
+
+
+def regular_files(content: BinaryIO, end: int) -> Iterator[tarfile.TarInfo]:
+    """The files of the archive that begins where `content` stands; a TarError unless it is whole at byte `end`."""
     with tarfile.open(fileobj=content, mode="r:") as tar:
         while (info := tar.next()) is not None:
-            name = PurePosixPath(info.name).name
-            if not info.isreg() or info.issparse() or name.startswith((".", "__")):  # "__": WebDataset's own
+            if not info.isreg() or info.issparse():
                 continue
-            if info.offset_data + info.size > shard.size:
+            if info.offset_data + info.size > end:
                 raise tarfile.ReadError(f"it ends within {info.name}")
-            member = _Member(info.name, info.offset_data, info.size, None)
-            if member.suffix == label and info.size <= LONGEST_LABEL:
-                content.seek(info.offset_data)
-                text = content.read(info.size).decode("utf-8", "replace").strip()
-                member = _Member(info.name, info.offset_data, info.size, text)
-            yield member
+            yield info
         content.seek(tar.offset)
         if content.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # the mark of the end; tarfile does not mind
             raise tarfile.ReadError(f"at byte {tar.offset} there is neither a file nor the end")
