@@ -1,5 +1,6 @@
 """What a shell offers at the end of a command."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -48,13 +49,40 @@ def test_every_script_is_accepted_by_its_shell(shell: str, capsys: pytest.Captur
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_completes_a_name(tmp_path: Path) -> None:
-    """The script in a real bash, with `sts` a function that calls this Python."""
-    lines = [
-        f'sts() {{ "{sys.executable}" -m sts_pipelines "$@"; }}',
-        'eval "$(sts completion bash)"',
-        'COMP_LINE="sts run quick"; COMP_POINT=${#COMP_LINE}; _sts; echo "${COMPREPLY[@]}"',
-    ]
-    done = processes.run(["bash", "-c", "\n".join(lines)])
-    assert done.stdout == "quickstart\n", done.stderr
+# `sts` is a function that calls this Python; the last word that is printed is the completed one. In zsh, which completes
+# only at a terminal, it is the end of a command that was typed, completed and run.
+REAL_SHELLS = {
+    "bash": """
+sts() { "$PYTHON" -m sts_pipelines "$@"; }
+eval "$(sts completion bash)"
+COMP_LINE="TYPED"; COMP_POINT=${#COMP_LINE}; _sts; echo "${COMPREPLY[@]}"
+""",
+    "zsh": r"""
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell 'PS1=; autoload -Uz compinit && compinit -D -u'
+zpty -w shell 'sts() { if [ "$1" = completion ]; then "$PYTHON" -m sts_pipelines "$@"; else echo "told $*"; fi; }'
+zpty -w shell 'eval "$(sts completion zsh)"; echo rea""dy'
+zpty -r shell said '*ready*'
+zpty -w -n shell $'TYPED\t\n'
+zpty -r shell said $'*told *\n'
+print -r -- "$said"
+""",
+    "fish": """
+function sts; $PYTHON -m sts_pipelines $argv; end
+sts completion fish | source
+complete -C "TYPED"
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", REAL_SHELLS)
+def test_a_real_shell_completes_names_and_flags(shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    bare = {"bash": "--norc", "zsh": "-f", "fish": "--no-config"}[shell]
+    for line, word in (("run quick", "quickstart"), ("show byol-digits-sts --smoothing.m", "--smoothing.momentum")):
+        script = REAL_SHELLS[shell].replace("TYPED", f"sts {line}")
+        done = processes.run([shell, bare, "-c", script], env=os.environ | {"PYTHON": sys.executable})
+        assert done.stdout.split()[-1] == word, done.stdout + done.stderr

@@ -36,6 +36,9 @@ def test_nothing_is_replaced_and_a_bad_name_is_refused(
     for arguments, message in {
         ("method", "mine"): "test_mine.py is there already: move it, or choose another name",
         ("pipeline", "quickstart"): "quickstart is a pipeline of sts already: choose another name",
+        ("method", "mean-teacher"): "mean_teacher is a method of sts already: choose another name",
+        ("method", "torch"): "torch means something else to Python already: choose another name",
+        ("pipeline", "class"): "class means something else to Python already: choose another name",
         ("pipeline", "1st"): "a name has small letters, digits and, between them, '-', got '1st'",
         ("method", "../x"): "a name has small letters, digits and, between them, '-', got '../x'",
     }.items():

@@ -24,7 +24,7 @@ SCRIPTS = {
   COMPREPLY=( $(sts completion bash --line "${COMP_LINE:0:$COMP_POINT}" 2>/dev/null) )
   [ ${#COMPREPLY[@]} -gt 0 ] || COMPREPLY=( $(compgen -f -- "$word") )
 }
-complete -o nosort -F _sts sts""",
+complete -o nosort -F _sts sts 2>/dev/null || complete -F _sts sts""",
     "zsh": """_sts() {
   local -a words_found
   words_found=(${(f)"$(sts completion zsh --line "${LBUFFER}" 2>/dev/null)"})

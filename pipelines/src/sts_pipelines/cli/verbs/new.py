@@ -4,6 +4,8 @@ Two files are written into the current folder: NAME.py and test_NAME.py. Nothing
 """
 
 import argparse
+import importlib.util
+import keyword
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -30,10 +32,17 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
         raise UsageError(f"a name has small letters, digits and, between them, '-', got {arguments.name!r}")
     if pipeline in CATALOG:
         raise UsageError(f"{pipeline} is a pipeline of sts already: choose another name")
+    if arguments.kind == "method":
+        from sts_methods import METHODS  # here, because it imports torch
+
+        if module in METHODS:
+            raise UsageError(f"{module} is a method of sts already: choose another name")
     written = {Path(f"{module}.py"): arguments.kind, Path(f"test_{module}.py"): f"{arguments.kind}_test"}
     for path in written:
         if path.exists():
             raise UsageError(f"{path} is there already: move it, or choose another name")
+    if keyword.iskeyword(module) or importlib.util.find_spec(module) is not None:
+        raise UsageError(f"{module} means something else to Python already: choose another name")
     for path, skeleton in written.items():
         path.write_text(_named(files("sts_pipelines.cli.skeletons").joinpath(f"{skeleton}.txt").read_text(), name))
     print(f"wrote {' and '.join(map(str, written))}")
