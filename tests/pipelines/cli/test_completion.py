@@ -49,8 +49,8 @@ def test_every_script_is_accepted_by_its_shell(shell: str, capsys: pytest.Captur
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# `sts` is a function that calls this Python; the last word that is printed is the completed one. In zsh, which completes
-# only at a terminal, it is the end of a command that was typed, completed and run.
+# `sts` is a function that calls this Python; the last word that is printed is the completed one. In zsh, which only
+# completes at a terminal, it is the end of a command that was typed, completed and run.
 REAL_SHELLS = {
     "bash": """
 sts() { "$PYTHON" -m sts_pipelines "$@"; }
