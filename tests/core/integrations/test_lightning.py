@@ -131,6 +131,18 @@ def test_a_checkpoint_is_tested_with_its_teacher_without_training(tmp_path: Path
     assert torch.equal(module.validated[-1], trained.teachers["teacher"].net[0].weight)
 
 
+def test_after_a_training_a_checkpoint_is_tested_with_its_own_teacher(tmp_path: Path) -> None:
+    module, callback = Module(), TeacherCallback(CONFIG, seed=3)
+    run = trainer(tmp_path, callback, max_epochs=1)
+    run.fit(module, loader())
+    with pytest.raises(StateError, match="evaluates the module that it follows, got another one: pass ckpt_path"):
+        run.test(Module(), loader(), verbose=False)
+    saved = torch.load(tmp_path / "step=3.ckpt", weights_only=True)["teachers"]["teacher"]
+    for tested in (module, Module()):
+        run.test(tested, loader(), ckpt_path=tmp_path / "step=3.ckpt", verbose=False)
+        assert torch.equal(tested.validated[-1], saved["net.0.weight"])
+
+
 def test_several_teachers_of_one_run_are_those_of_single_ones(tmp_path: Path) -> None:
     configs = {"sts": CONFIG, "control": CONFIG.matched_moving_average(), "tma": temporal_moving_average(0.9)}
     module, bank = Module(), TeacherCallback(configs, seed=3, evaluate_with="tma", part="net")

@@ -49,6 +49,17 @@ def weights(module: Any) -> Any:
     return module.net.weight.detach().clone()
 
 
+def test_the_best_model_is_loaded_with_its_teacher(tmp_path: Path) -> None:
+    best: dict[str, Any] = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    run = trainer(tmp_path, eval_strategy="steps", eval_steps=2, **best)
+    callback = add_teacher(run, CONFIG, seed=3)
+    run.train()
+    assert run.state.best_global_step == callback.smoother.step == 2  # the worst, by its loss
+    saved = safetensors.torch.load_file(tmp_path / "checkpoint-2" / "teacher.safetensors")
+    assert torch.equal(callback.teacher.net.weight, saved["net.weight"])
+    assert run.evaluate()["eval_loss"] == run.state.best_metric
+
+
 def test_a_checkpoint_without_a_teacher_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path).train()
     run = trainer(tmp_path)

@@ -123,10 +123,12 @@ class TeacherCallback(Callback):  # type: ignore[misc]  # Lightning need not be 
         self._saved = None
 
     def _lend(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.follower is None and self._saved is not None:  # a test of a checkpoint, without training
+        if self._saved is not None:  # `ckpt_path=`, before or after a training
             self._follow(pl_module)
         if self.follower is None or self.evaluate_with is None:
             return
+        if self.follower.student is not pl_module.get_submodule(self.part):
+            raise StateError("a teacher evaluates the module that it follows, got another one: pass ckpt_path, too")
         if isinstance(self.follower, TeacherBank):
             self._lent.enter_context(self.follower.swapped(self.evaluate_with))
         else:

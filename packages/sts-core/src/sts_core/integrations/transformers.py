@@ -94,9 +94,11 @@ class TeacherCallback(TrainerCallback):  # type: ignore[misc]  # transformers ne
         self._attachment = self.smoother.attach(optimizer, momentum=self.momentum)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Let the optimizer go; the teacher stays."""
+        """Let the optimizer go; the teacher stays, or is the best model's where that is loaded."""
         if self._attachment is not None:
             self._attachment.detach()
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            self._restore(Path(state.best_model_checkpoint))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the teacher into the checkpoint's folder; every rank has the same, so one writes."""
