@@ -15,10 +15,13 @@ from torch.utils.data import TensorDataset
 
 from sts_core.errors import ConfigError, StateError
 from sts_eval import DataError, FeatureConfig, extract_features, image_folder
-from sts_eval.features.cache import dataset_fingerprint
+from sts_eval.features.cache import NUM_PROBES, dataset_fingerprint
 from sts_eval.features.unchanged import digest_of, unchanged
+from sts_methods import DataConfig, evaluation_data
 from sts_methods.data.datasets import IMAGENET_STATISTICS, open_source
 from sts_methods.data.evaluation_set import EvaluationDataset
+from sts_methods.data.stored.shards import ShardImages
+from tests.methods.data.stored_images import write_shards
 
 
 class Stops(torch.utils.data.Dataset):
@@ -231,6 +234,23 @@ def test_the_files_of_the_training_packages_dataset_are_not_all_read_to_identify
     assert set(data.read) == probes(data)
     os.utime(root / "class1" / "11.png", (0, 0))
     assert dataset_fingerprint(data, "") != first
+
+
+def test_what_a_dataset_says_of_its_content_takes_the_place_of_reading_it(tmp_path, monkeypatch):
+    read = []
+    encoded = ShardImages.encoded
+    monkeypatch.setattr(ShardImages, "encoded", lambda self, index: read.append(index) or encoded(self, index))
+
+    def identified(num_shards):
+        root = write_shards(tmp_path / f"{num_shards}", num_shards)
+        config = DataConfig(dataset="webdataset", root=str(root), cache_folder=str(tmp_path / "cache"), image_size=16)
+        return dataset_fingerprint(evaluation_data(config)[0], "")
+
+    first = identified(3)
+    assert len(read) == NUM_PROBES < 24
+    assert identified(2) == first
+    monkeypatch.setattr(ShardImages, "fingerprint", lambda self: "others")
+    assert identified(3) != first
 
 
 @pytest.mark.parametrize("partial", [False, True])

@@ -117,6 +117,21 @@ def test_evaluation_shows_the_images_of_both_splits(pristine: dict[str, DataConf
     assert (image.shape, label) == ((3, 32, 32), 105 % 3)
 
 
+def test_whole_images_are_there_for_probes_that_crop_them(tmp_path: Path) -> None:
+    content = samples()
+    content["00003"]["jpg"] = b"no image at all"
+    config = config_of(write_shards(tmp_path / "shards"))
+    write_tar(tmp_path / "shards" / "photos-train-0000.tar", dict(list(content.items())[:5]))
+    whole = evaluation_data(replace(config, on_error="skip"))[0].whole()
+    assert whole is not None
+    for index, shown in ((2, 2), (3, 4)):
+        image, label = whole[index]
+        assert np.array_equal(np.asarray(image), decode(jpeg(shown)))
+        assert label == shown % 3
+    assert (len(whole), whole.classes) == (NUM_IMAGES, ("0", "1", "2"))
+    assert evaluation_data(DataConfig())[0].whole() is None
+
+
 def test_a_resume_in_the_middle_of_an_epoch_reads_the_images_of_its_step_alone(tmp_path: Path) -> None:
     root = write_shards(tmp_path / "shards")
     with served(root) as (uri, answers):

@@ -1,8 +1,12 @@
 """Labelled images without augmentation, for probes and nearest neighbours."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -12,6 +16,8 @@ from sts_methods.data.sources import ImageArrays, ImageFiles, Source, Statistics
 from sts_methods.views.per_image import resize_centre
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MARGIN = 256 / 224  # Resize(256), CenterCrop(224): MoCo, main_lincls.py
 
@@ -44,15 +50,27 @@ class EvaluationDataset(Dataset[tuple[Tensor, int]]):
         return self._source.fingerprint()
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        shown, pixels = self._readable(index) if self._skip else (index, self._pixels(index))
+        shown, pixels = self._readable(index, self._pixels)
         return (pixels - self._mean) / self._std, int(self.targets[shown])
 
-    def _readable(self, index: int) -> tuple[int, Tensor]:
-        """The first image from `index` on, in a circle, that can be read."""
+    def whole(self) -> "WholeImages | None":
+        """The same images neither resized nor cropped; None where they are in memory."""
+        return None if isinstance(self._source, ImageArrays) else WholeImages(self)
+
+    def whole_image(self, index: int) -> tuple[Image.Image, int]:
+        """An item of `whole`."""
+        assert not isinstance(self._source, ImageArrays)
+        shown, pixels = self._readable(index, partial(read_image, self._source))
+        return Image.fromarray(pixels), int(self.targets[shown])
+
+    def _readable(self, index: int, read: Callable[[int], T]) -> tuple[int, T]:
+        """The image or, with `skip`, the first one from `index` on, in a circle, that can be read."""
+        if not self._skip:
+            return index, read(index)
         for turn in range(len(self)):
             place = (index + turn) % len(self)
             try:
-                return place, self._pixels(place)
+                return place, read(place)
             except ImageReadError as error:
                 if place not in self._skipped:
                     self._skipped.add(place)
@@ -64,3 +82,17 @@ class EvaluationDataset(Dataset[tuple[Tensor, int]]):
             return self._source.images[index].float()
         image = resize_centre(read_image(self._source, index), size=self._image_size, margin=MARGIN)
         return torch.from_numpy(image).permute(2, 0, 1).float()
+
+
+class WholeImages(Dataset[tuple[Image.Image, int]]):
+    """Items are (PIL image, class), for whoever crops them anew."""
+
+    def __init__(self, images: EvaluationDataset) -> None:
+        self._images = images
+        self.classes, self.targets = images.classes, images.targets
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return self._images.whole_image(index)

@@ -38,10 +38,12 @@ def probe_of(run: EvaluatedRun, network: str) -> LinearProbeResult:
 
 
 def _images(run: EvaluatedRun) -> tuple[Any, Any]:
-    """Images for random crops: whole ones from a folder, else the test's view of the training images."""
+    """Images for random crops: whole ones from files, the test's view of training images that are in memory."""
     data = run.pipeline.training.data
     train, test = run.data
-    if dataset_record(data.dataset).class_folders and data.root is not None:
+    if dataset_record(data.dataset).takes_layout:
+        train = train.whole()
+    elif dataset_record(data.dataset).class_folders and data.root is not None:
         root = Path(data.root).expanduser() / "train"
         train = image_folder(root, image_size=None, skip_unreadable=data.on_error == "skip")
     return train, test
