@@ -103,7 +103,7 @@ def test_weights_that_leave_a_tensor_of_the_network_unmatched_are_refused(tmp_pa
 def test_two_networks_of_which_neither_is_known_to_be_evaluated_need_a_prefix(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint.pth"
     torch.save(behind("left.", weights(1)) | behind("right.", weights(2)), file)
-    with pytest.raises(CheckpointError, match=r"2 times, behind left\., right\.: name one with prefix="):
+    with pytest.raises(CheckpointError, match=r"2 times, behind left\., right\.: name one as prefix"):
         load_found_(network(), file)
 
 

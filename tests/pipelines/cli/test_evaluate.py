@@ -28,6 +28,9 @@ def test_evaluate_adds_what_is_missing_and_refuses_to_change_the_training(tiny: 
     evaluate_folders([str(folder)], ["--evaluation.after-training", "linear", "--evaluation.networks", "teacher"])
     found = {(e["evaluation"], e["network"]) for e in read_results(folder).entries}
     assert found == {("knn", "teacher"), ("knn", "student"), ("linear", "teacher")}
+    asked = ["--evaluation.after-training", "knn,imagenet-c", "--evaluation.imagenet-c-root", "nowhere"]
+    with pytest.raises(UsageError, match="imagenet-c needs its images, and nowhere is not a folder"):
+        evaluate_folders([str(folder)], asked)  # at once, and not after the hours of other evaluations
     with pytest.raises(UsageError, match="a finished training cannot be changed"):
         evaluate_folders([str(folder)], ["--smoothing.momentum", "0.1"])
 

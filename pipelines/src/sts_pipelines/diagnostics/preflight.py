@@ -88,6 +88,13 @@ def check_data(pipeline: PipelineConfig) -> None:
             evaluation_data(data)
     if any(record.name == "knn" for record in records_of(pipeline)):
         _check_neighbours(data, max(pipeline.evaluation.knn.ks))
+    check_folders(pipeline)
+
+
+def check_folders(pipeline: PipelineConfig) -> None:
+    """Raise where a folder of images that an evaluation reads is not there."""
+    if pipeline.cluster.address is not None:
+        return
     for record in records_of(pipeline):
         folder = record.folder(pipeline.evaluation) if record.folder is not None else None
         if folder is not None and not Path(folder).expanduser().is_dir():

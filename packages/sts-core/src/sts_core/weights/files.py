@@ -158,5 +158,5 @@ def _chosen(wanted: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]
     best = [place for place in places if matched[place] == max(matched.values())]
     preferred = [place for mark in EVALUATED for place in best if mark in place]
     if len(best) > 1 and not preferred:
-        raise CheckpointError(f"{path} holds the network {len(best)} times, behind {some(best)}: name one with prefix=")
+        raise CheckpointError(f"{path} holds the network {len(best)} times, behind {some(best)}: name one as prefix")
     return (preferred or best)[0]

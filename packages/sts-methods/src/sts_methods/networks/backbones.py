@@ -48,8 +48,9 @@ def features(backbone: nn.Module, images: Tensor) -> Tensor:
     try:
         made: Tensor = backbone(images)
     except AssertionError as error:  # how timm refuses a size
+        reason = str(error).rstrip(".")
         raise ConfigError(
-            f"the backbone must suit the image size, {type(backbone).__name__} refuses {size} ({error}): change "
+            f"the backbone must suit the image size, {type(backbone).__name__} refuses {size} ({reason}): change "
             f"image_size or the backbone"
         ) from error
     if made.shape[1:] != (num_features(backbone),):

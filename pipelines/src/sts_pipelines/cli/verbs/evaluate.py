@@ -60,7 +60,7 @@ def _evaluation_of(folder: Path, overrides: Sequence[str]) -> "Job":
     """The job that evaluates a finished run and trains nothing."""
     from sts_pipelines.config.plain import to_dict
     from sts_pipelines.config.run_folder import read_run
-    from sts_pipelines.diagnostics.preflight import check_evaluations, check_images_shown
+    from sts_pipelines.diagnostics.preflight import check_evaluations, check_folders, check_images_shown
     from sts_pipelines.errors import UsageError
     from sts_pipelines.launch.job import Job
 
@@ -69,6 +69,7 @@ def _evaluation_of(folder: Path, overrides: Sequence[str]) -> "Job":
     if to_dict(pipeline.training) | {"data": None} != before | {"data": None}:
         raise UsageError("a finished training cannot be changed: override evaluation.* and data.* only")
     check_evaluations(pipeline)
+    check_folders(pipeline)
     check_images_shown(pipeline, folder)
     asked = any(override.replace("_", "-").startswith("--cluster.num-workers") for override in overrides)
     if not asked and not (pipeline.cluster.use_gpu and pipeline.cluster.num_workers > 1):
