@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -217,18 +217,24 @@ def _is_told_in_full(error: Exception) -> bool:
 def _start(config: ClusterConfig, session: Path, *, num_cpus: float, dashboard: bool = False) -> None:
     current = session / "ray" / "ray_current_cluster"
     current.parent.mkdir()
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            with _only_cluster(session), _own_handler(signal.SIGTERM):
-                connection = _init(config, session, num_cpus=num_cpus, dashboard=dashboard)
-            break
-        except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting
-            if attempt == _ATTEMPTS:
-                raise ClusterError(f"Ray could not be started on this machine: {first_line(error)}") from error
-            print("Ray did not start in time; trying again ...", file=sys.stderr, flush=True)
+    try:
+        with _only_cluster(session), _own_handler(signal.SIGTERM):
+            connection = started_patiently(lambda: _init(config, session, num_cpus=num_cpus, dashboard=dashboard))
+    except Exception as error:  # ports, sockets, memory: whatever keeps Ray from starting
+        raise ClusterError(f"Ray could not be started on this machine: {first_line(error)}") from error
     current.write_text(connection.address_info["gcs_address"])
     seen = f"Ray's dashboard is at http://{connection.dashboard_url}; " if dashboard else ""
     print(f"{seen}starting workers ...", file=sys.stderr, flush=True)
+
+
+def started_patiently(start: Callable[[], Any]) -> Any:
+    """What `start` returns: a busy machine may not start Ray in its time at first."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return start()
+        except Exception:  # Ray says too many things to tell a slow start from an impossible one
+            print("Ray did not start in time; trying again ...", file=sys.stderr, flush=True)
+    return start()
 
 
 def _init(config: ClusterConfig, session: Path, *, num_cpus: float, dashboard: bool) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 from sts_pipelines.errors import RunError
 
 _FITS, _DOES_NOT_FIT = 0, 3
+_WAITS, _SECONDS = 12, 10
+_REFUSALS = ("INFEASIBLE", "NO_RESOURCES")  # the cluster holds nothing else, so that what is missing will not come
 
 
 def fits(request: Mapping[str, Any]) -> bool:
@@ -27,24 +29,36 @@ def fits(request: Mapping[str, Any]) -> bool:
 def _place(request: Mapping[str, Any]) -> int:
     import ray
 
+    from sts_pipelines.launch.cluster import started_patiently
     from sts_pipelines.launch.local_ray.session import session_folder
 
     with session_folder() as session:
-        ray.init(
-            address="local",
-            num_cpus=request["num_cpus"],
-            num_gpus=request["num_gpus"],
-            include_dashboard=False,
-            object_store_memory=128 << 20,
-            _temp_dir=str(session),
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        options: dict[str, Any] = {
+            "num_cpus": request["num_cpus"],
+            "num_gpus": request["num_gpus"],
+            "include_dashboard": False,
+            "object_store_memory": 128 << 20,
+            "_temp_dir": str(session),
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+        }
+        started_patiently(lambda: ray.init(address="local", **options))
         try:
-            group = ray.util.placement_group(request["bundles"], strategy="PACK")
-            return _FITS if group.wait(timeout_seconds=10) else _DOES_NOT_FIT
+            return _FITS if _is_placed(ray.util.placement_group(request["bundles"], strategy="PACK")) else _DOES_NOT_FIT
         finally:
             ray.shutdown()
+
+
+def _is_placed(group: Any) -> bool:
+    """What Ray decides: that it has not placed a group yet says nothing on a busy machine."""
+    from ray.util import placement_group_table
+
+    for _ in range(_WAITS):
+        if group.wait(timeout_seconds=_SECONDS):
+            return True
+        if placement_group_table(group)["stats"]["scheduling_state"] in _REFUSALS:
+            return False
+    raise TimeoutError(f"Ray has decided nothing in {_WAITS * _SECONDS} seconds")
 
 
 if __name__ == "__main__":
