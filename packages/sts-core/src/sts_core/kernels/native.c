@@ -19,9 +19,9 @@
 
 enum { TILE = 16384, CHUNK = 128, LANES = 8, GROUP = CHUNK / 4, CALLS_PER_BLOCK = TILE / 4 };
 enum { NUM_GAPS = 1024, GUIDE_SHIFT = 22 };
-enum { LINE = 16, PIECE = 128 }; /* weights */
+enum { LINE = 16, PIECE = 256 }; /* weights */
 enum { BEYOND = 512 }; /* bits: what may be loaded from the last one on */
-enum { QUEUE = 16, AHEAD = 8 }; /* pieces called for in advance: a power of two, and how many of them */
+enum { QUEUE = 8, AHEAD = 4 }; /* pieces called for in advance: a power of two, and how many of them */
 enum { ALL, LAYER, MODULE, CHANNEL, NEURON_DENSE, NEURON_SPARSE };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { TAG_LAYER, TAG_MODULE, TAG_CHANNEL, TAG_NEURON, TAG_TIE, TAG_GAP, NUM_TAGS };
@@ -229,7 +229,7 @@ INLINE void finish_pieces(Queue *q, uint32_t rest) {
 }
 
 INLINE void begin_piece(Queue *q, float *t, const float *s, int64_t n, const Rule *r) {
-    call_for_piece(t, n), call_for_piece(s, n);
+    for (int64_t i = 0; i < n; i += LINE) __builtin_prefetch(t + i, 1, 3), call_for(s + i); /* t is written to */
     q->pieces[q->begun++ % QUEUE] = (Piece){t, s, n, r};
     finish_pieces(q, AHEAD);
 }
