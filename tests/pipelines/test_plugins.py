@@ -1,5 +1,6 @@
 """Packages and modules of other people: what they bring is treated like ours."""
 
+import csv
 import os
 import shutil
 import sys
@@ -77,12 +78,17 @@ def test_sts_runs_evaluates_exports_and_reports_what_a_package_brings(installed:
 
 
 @pytest.mark.packaging
-@pytest.mark.ray
-@pytest.mark.slow
-def test_workers_of_ray_know_what_a_package_brings(installed: Sts, tmp_path: Path) -> None:
-    workers = ("--cluster.num-workers", "1")
-    printed = installed("sweep", "simsiam-stripes-p-by-m", *workers, cwd=tmp_path).stdout
-    assert "0.5" in printed
+@pytest.mark.parametrize(
+    "workers", [0, pytest.param(1, marks=[pytest.mark.ray, pytest.mark.slow])], ids=["in this process", "on Ray"]
+)
+def test_sts_sweeps_what_a_package_brings(installed: Sts, workers: int, tmp_path: Path) -> None:
+    installed("sweep", "simsiam-stripes-p-by-m", "--cluster.num-workers", workers, cwd=tmp_path)
+    (folder,) = (tmp_path / "runs").glob("simsiam-stripes-*")
+    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    assert sorted(row["trial"] for row in rows) == ["m0.9-p0", "m0.9-p0.5"]
+    assert all(0.0 <= float(row["knn/teacher/top1"]) <= 100.0 and not row["note"] for row in rows)
+    installed("report", *sorted(folder.glob("m0.9-*")), "--output", "page", cwd=tmp_path)
+    assert "Spread of features" in (tmp_path / "page" / "report.md").read_text()
 
 
 OWN_PIPELINE = '''

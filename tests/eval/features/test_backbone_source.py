@@ -130,17 +130,20 @@ def test_unknown_names_and_absent_files_are_told_apart(tmp_path):
         load_source(tmp_path, network="student")
 
 
-def test_pretrained_weights_out_of_reach_are_one_sentence(monkeypatch):
+def test_pretrained_weights_out_of_reach_are_one_sentence(monkeypatch, caplog):
     import timm
     from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.utils import _http
 
     def offline(*arguments, **keywords):
+        _http.logger.warning("Retrying in 8s [Retry 5/5].")
         raise LocalEntryNotFoundError("Cannot find the file in the local cache. Try again.\nCheck your connection.")
 
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(CheckpointError, match=r"'resnet18' could not be had \(Cannot .* cache\): pass a") as caught:
         load_source("resnet18")
     assert "\n" not in str(caught.value)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("name", ["test_resnet.r160_in1k", "hf-hub:somebody/photos", "a folder"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sts_core import ConfigError
+from sts_eval import estimate
 from sts_pipelines.cli.main import main
 from sts_pipelines.cli.resolve import resolve
 from sts_pipelines.config.pipeline import PipelineConfig
@@ -111,6 +112,9 @@ def test_a_sweep_of_fields_and_seeds_trains_ranks_and_tabulates(tiny: Tiny, caps
     assert "\nseed: 1\n" in text
     printed = capsys.readouterr().out
     assert "mean and 95 % interval" in printed
+    values = [outcome.value for outcome in found if outcome.value is not None]
+    for cell in (values[:2], values[2:]):
+        assert str(estimate(cell)) in printed
     assert printed.count("(2 seeds)") == 2
 
 

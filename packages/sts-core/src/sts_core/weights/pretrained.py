@@ -1,5 +1,6 @@
 """Networks with the weights that timm, or a repository in the hub's format, has for them."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ def pretrained_network(name: str, **options: Any) -> nn.Module:
     """timm's network of that name with its pretrained weights, fetched if need be, and without its classifier."""
     import timm
 
+    retries = logging.getLogger("huggingface_hub.utils._http")  # it reports every one, twenty lines without a network
+    level = retries.level
+    retries.setLevel(logging.ERROR)
     try:
         module: nn.Module = timm.create_model(name, pretrained=True, num_classes=0, **options)
     except Exception as error:  # timm, the hub and its HTTP client each have their own; the remedy is the same
@@ -40,4 +44,6 @@ def pretrained_network(name: str, **options: Any) -> nn.Module:
             f"a timm name stands for pretrained weights, but those of {name!r} could not be had ({reason_of(error)}): "
             "pass a checkpoint, or connect to the network or download them first"
         ) from None
+    finally:
+        retries.setLevel(level)
     return module
