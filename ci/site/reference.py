@@ -84,9 +84,9 @@ def _pipelines() -> Iterator[str]:
     from sts_pipelines.catalog import CATALOG
 
     yield "# Reference: pipelines by name\n\nWhat `sts list` prints; est.: by a model, on A100 / RTX 2080 Ti.\n"
-    yield "| name | paper | hardware | hours |\n|---|---|---|---|"
+    yield "| name | paper | hardware | hours | with --precision bfloat16 |\n|---|---|---|---|---|"
     for name, entry in CATALOG.items():
-        yield f"| [{name}](#{name}) | {entry.paper} | {entry.hardware} | {entry.hours} |"
+        yield f"| [{name}](#{name}) | {entry.paper} | {entry.hardware} | {entry.hours} | {entry.bfloat16} |"
     for name, entry in CATALOG.items():
         yield f"\n## {name}\n\n```text\n{entry.description}\n```"
 

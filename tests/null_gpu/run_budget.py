@@ -1,7 +1,7 @@
 """python -m tests.null_gpu.run_budget METHOD ...: a step of each full-size recipe as rank 0 of 8.
 
-Prints by method the counts by phase of a step that neither logs nor saves, the lines where another one waited for the
-device, and the step's peak memory beside the estimate of `sts check`.
+Prints by precision and method the counts by phase of a step that neither logs nor saves, the lines where another one
+waited for the device, and the step's peak memory beside the estimate of `sts check`.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from sts_core import spatial_temporal_smoothing
+from sts_core import Precision, spatial_temporal_smoothing
 from sts_methods import DataConfig, DinoConfig, OptimizerConfig, TrainingConfig, build_method, fit, recipes
 from sts_pipelines.config.cluster import ClusterConfig
 from sts_pipelines.config.pipeline import PipelineConfig
@@ -26,6 +26,7 @@ from tests.null_gpu.ranks import rank_zero_of
 from tests.null_gpu.training import counted_steps, runtime, training_config
 
 WORLD_SIZE = 8
+PRECISIONS: tuple[Precision, ...] = ("float32", "float16")  # in bfloat16 a null GPU has no convolutions of cuDNN
 COUNTED, WATCHED = 12, 13
 """In its first ten steps DDP times itself, and waits for the device to do so."""
 
@@ -70,14 +71,14 @@ class _EnoughError(Exception):
     """All that is wanted has been counted; a run to its end would save and check hundreds of megabytes."""
 
 
-def measure(method: str, folder: Path) -> dict[str, Any]:
+def measure(method: str, folder: Path, precision: Precision) -> dict[str, Any]:
     gc.collect()  # what the method before held
-    config = recipe(method, folder / "photos")
+    config = replace(recipe(method, folder / "photos"), precision=precision)
     with rank_zero_of(WORLD_SIZE), counted_steps(watched=WATCHED, stop=(WATCHED + 1, _EnoughError)) as steps:
         quiet = {"log_every_steps": 1000, "checkpoint_every_steps": None, "checkpoint_every_minutes": None}
         rest = {"epochs": None, "steps": 1000, "verify_ranks_every_steps": None}
         with contextlib.suppress(_EnoughError):
-            fit(replace(config, **quiet, **rest), runtime(folder / method))
+            fit(replace(config, **quiet, **rest), runtime(folder / precision / method))
     peak = max(phase["peak_bytes"] for phase in steps[COUNTED].values())
     return {"phases": steps[COUNTED], "waits": steps[WATCHED]["waits"], "peak": peak, "estimate": estimate(config)}
 
@@ -93,7 +94,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as name:
         write_photos(Path(name) / "photos")
-        print(json.dumps({method: measure(method, Path(name)) for method in sys.argv[1:]}))
+        found = {
+            precision: {method: measure(method, Path(name), precision) for method in sys.argv[1:]}
+            for precision in PRECISIONS
+        }
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

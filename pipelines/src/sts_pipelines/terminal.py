@@ -94,16 +94,17 @@ def roughly(seconds: float) -> str:
 def text_table(rows: Sequence[Mapping[str, str]], headings: Mapping[str, str], *, width: int | None = None) -> str:
     """A line of headings and a line per row, with as many columns as there are headings.
 
-    Where the lines would be longer than `width`, columns without any value are left out and the widest one but the
-    first, which tells rows apart, is cut short.
+    Where the lines would be longer than `width`, columns without any value are left out and the widest ones but the
+    first, which tells rows apart, are cut short.
     """
     lines = [headings, *rows]
     widths = {column: max(len(line[column]) for line in lines) for column in headings}
     if width is not None and _excess(widths, width) > 0:
         widths = {column: widths[column] for column in headings if any(row[column] != "-" for row in rows)}
         _, *others = widths
-        widest = max(others, key=lambda column: widths[column])
-        widths[widest] = max(widths[widest] - max(_excess(widths, width), 0), 8)
+        for column in sorted(others, key=lambda column: widths[column], reverse=True):
+            left = widths[column] - max(_excess(widths, width), 0)
+            widths[column] = min(widths[column], max(left, 8))
     cut = [[_cut(line[column], size).ljust(size) for column, size in widths.items()] for line in lines]
     return "\n".join("  ".join(row).rstrip() for row in cut)
 

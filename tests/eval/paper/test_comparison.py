@@ -43,6 +43,7 @@ def test_a_run_of_the_papers_recipe_stands_beside_each_row_it_repeats():
         ({"momentum_schedule": "constant"}, {}, "momentum_schedule constant instead of cosine"),
         ({"sgd_momentum": 0.0}, {}, "sgd_momentum 0.0 instead of 0.9"),
         ({"warmup_epochs": 0.0}, {}, "warmup_epochs 0.0 instead of 10"),
+        ({"reduced_precision": "bfloat16"}, {}, "reduced_precision bfloat16 instead of none"),
         ({}, {"data": {"image_size": 160}}, "evaluated with image_size 160"),
         ({}, {"data": {"precision": "bfloat16"}}, "evaluated with precision bfloat16"),
         ({}, {"network": "student"}, "network student instead of teacher"),

@@ -122,6 +122,18 @@ def test_a_recipe_that_contradicts_what_the_paper_says_is_a_difference(name, sec
     assert all(difference in row.differences(conditions) for row in rows)
 
 
+def test_a_run_in_bfloat16_departs_from_rows_that_the_paper_trained_in_float32():
+    from sts_methods import describe_training
+    from sts_pipelines.catalog import CATALOG
+
+    for name, evaluation in (("byol-imagenet-200ep-sts", "linear"), ("fixmatch-cifar10-40-sts", "few-labels")):
+        training = replace(CATALOG[name].build().training, precision="bfloat16")
+        conditions = conditions_of(describe_training(training))
+        rows = rows_of(conditions, evaluation)
+        assert rows
+        assert all("reduced_precision bfloat16 instead of none" in row.differences(conditions) for row in rows)
+
+
 def test_imagenet_is_known_by_the_steps_of_an_epoch_where_no_probe_counted_its_images(tmp_path):
     entry = {"evaluation": "voc", "network": "teacher", "metric": "AP", "value": 57.0, "which": "last"}
     entry["not_comparable"] = []

@@ -1,9 +1,14 @@
 """Batch norms in one process; test_ranks.py holds their comparison with several."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sts_core import ConfigError
 from sts_methods.networks.batch_norm import (
@@ -13,6 +18,8 @@ from sts_methods.networks.batch_norm import (
     use_cross_rank_batch_norm,
     use_group_batch_norm,
 )
+from sts_methods.networks.normalise import NormaliseOnDevice
+from tests.methods.training import synchronised_kernels
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -129,3 +136,34 @@ def test_cross_rank_batch_norm_in_one_process_is_plain_batch_norm() -> None:
     x = normal(8, 5, 3, 3)
     assert torch.equal(ours(x), plain(x))
     assert all(torch.equal(tensor, ours.state_dict()[name]) for name, tensor in plain.state_dict().items())
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_statistics_have_a_queue_of_their_own_in_which_no_gradients_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Any] = []
+
+    def gather(gathered: Tensor, local: Tensor, group: Any) -> None:
+        used.append(group)
+        gathered.view(2, -1).copy_(local)
+
+    monkeypatch.setattr(dist, "all_gather_into_tensor", gather)
+    monkeypatch.setattr(dist, "all_reduce", lambda sums, group: used.append(group))
+    for name in vars(synchronised_kernels):
+        if name.startswith("batch_norm_"):
+            monkeypatch.setattr(torch, name, getattr(synchronised_kernels, name))
+    monkeypatch.setattr(torch.ops.aten.batch_norm_elemt, "out", lambda x, *rest, out: out.copy_(x))
+    x = torch.randn(4, 3, 2, 2, requires_grad=True)
+    norm = nn.BatchNorm2d(3)
+    y = NormaliseOnDevice.apply(x, norm.weight, norm.bias, norm.running_mean, norm.running_var, [0.1], 1e-5)
+    y.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert len(used) == 2
+    assert used[0] is used[1]
+    assert used[0] is not dist.group.WORLD
+    assert dist.get_process_group_ranks(used[0]) == [0, 1]

@@ -39,11 +39,11 @@ def test_what_ray_imports_of_us_in_driver_and_controller_loads_neither_timm_nor_
 def test_the_list_shows_name_paper_hardware_and_hours(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["NAME", "PAPER", "HARDWARE", "HOURS"]
+    assert lines[0].split() == ["NAME", "PAPER", "HARDWARE", "HOURS", "BFLOAT16"]
     row = next(line for line in lines if line.startswith("moco-imagenet-200ep-sts"))
     assert "effect of STS" in row
     assert "8 GPUs" in row
-    assert "53" in row
+    assert row.endswith("~16 / ~50 h est.            ~8 / ~35 h est.")
 
 
 def test_the_list_can_be_filtered_and_read_by_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +68,8 @@ def test_the_list_fits_into_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) == 80
+    assert "~28 / ~88 h est." in lines[1]
+    assert "BFLOAT16" not in lines[0]
     assert any(".." in line for line in lines)
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sts_pipelines.catalog.families import EIGHT_GPUS, TWO_CORES, imagenet_rows, in_small
-from sts_pipelines.catalog.hours import BYOL_200_EPOCHS, estimate_in_words, estimated
 from sts_pipelines.catalog.registry import named
 
 if TYPE_CHECKING:
@@ -20,13 +19,12 @@ imagenet_rows(
     "byol",
     "BYOL",
     IMAGENET,
-    hours=estimated(BYOL_200_EPOCHS, gpus=8),
     hardware=f"{EIGHT_GPUS} (paper: 8 RTX 2080)",
-    about=f"Time: {estimate_in_words(BYOL_200_EPOCHS, gpus=8)}, not measured. Expect {{expected}}.",
+    about="Time:\n    {time}.\n    Expect {expected}.",
 )
 
 
-def _long(epochs: int, millions: float) -> None:
+def _long(epochs: int) -> None:
     name = f"byol-imagenet-{epochs}ep-sts"
     number = ("state-of-the-art", f"Ours (BYOL + STS) {epochs}", "top-1")
 
@@ -34,7 +32,6 @@ def _long(epochs: int, millions: float) -> None:
         name,
         paper=f"state of the art: {epochs} epochs",
         hardware=EIGHT_GPUS,
-        hours=estimated(millions, gpus=8),
         published=number,
     )
     def build() -> "PipelineConfig":
@@ -46,19 +43,20 @@ def _long(epochs: int, millions: float) -> None:
 
     sts run {name} --data.root /data/imagenet
 
-    Hardware: {EIGHT_GPUS}. Time: {estimate_in_words(millions, gpus=8)}, not measured. Expect {{expected}}.
+    Hardware: {EIGHT_GPUS}. Time:
+    {{time}}.
+    Expect {{expected}}.
     """
 
 
-for _epochs, _millions in {300: 1088.7, 1000: 3469.9}.items():
-    _long(_epochs, _millions)
+for _epochs in (300, 1000):
+    _long(_epochs)
 
 
 @named(
     "byol-imagenet-200ep-sts-lr0.1",
     paper="effect of STS: BYOL, lr as printed",
     hardware=EIGHT_GPUS,
-    hours=estimated(BYOL_200_EPOCHS, gpus=8),
     published=("effect-of-sts", "BYOL STS", "top-1"),
 )
 def byol_imagenet_lr() -> "PipelineConfig":
@@ -66,7 +64,8 @@ def byol_imagenet_lr() -> "PipelineConfig":
 
     sts run byol-imagenet-200ep-sts-lr0.1 --data.root /data/imagenet
 
-    Hardware: 8 GPUs. Time: not measured. Expect {published} % if the paper's text is right about its own run.
+    Hardware: 8 GPUs. Time:
+    {time}. Expect {published} % if the paper's text is right about its own run.
     """
     from sts_pipelines.catalog.configs import byol_imagenet
 
@@ -79,7 +78,6 @@ def byol_imagenet_lr() -> "PipelineConfig":
     "byol-imagenet-300ep-deepmind",
     paper="state of the art: BYOL row",
     hardware=EIGHT_GPUS,
-    hours=estimated(1086.3, gpus=8),
     published=("state-of-the-art", "BYOL 300", "top-1"),
 )
 def byol_imagenet_deepmind() -> "PipelineConfig":
@@ -87,10 +85,11 @@ def byol_imagenet_deepmind() -> "PipelineConfig":
 
     sts run byol-imagenet-300ep-deepmind --data.root /data/imagenet
 
-    Hardware: 8 GPUs, 11 GB each, 16 micro-batches a step. Time: not measured. Expect {published} % with the student
-    (BYOL paper). What differs from its authors': batch norm covers a micro-batch; the blur is Pillow's; bicubic crops
-    are antialiased, evaluation is bilinear; weights start as timm's and torch's, the teacher as a copy of the student;
-    the rest is in `sts_methods.recipes`.
+    Hardware: 8 GPUs, 11 GB each, 16 micro-batches a step. Time:
+    {time}.
+    Expect {published} % with the student (BYOL paper). What differs from its authors': batch norm covers a
+    micro-batch; the blur is Pillow's; bicubic crops are antialiased, evaluation is bilinear; weights start as timm's
+    and torch's, the teacher as a copy of the student; the rest is in `sts_methods.recipes`.
     """
     from sts_pipelines.catalog.configs import byol_imagenet
 
@@ -98,13 +97,14 @@ def byol_imagenet_deepmind() -> "PipelineConfig":
     return byol_imagenet("byol-imagenet-300ep-deepmind", epochs=300, m=0.99, p=0.0, variant="deepmind")
 
 
-@named("byol-imagenet-drift", paper="smoothing figure", hardware=EIGHT_GPUS, hours=estimated(411.4, gpus=8))
+@named("byol-imagenet-drift", paper="smoothing figure", hardware=EIGHT_GPUS)
 def byol_imagenet_drift() -> "ComparisonConfig":
     """How far the teacher moves from epoch to epoch, in weights and outputs, with none, TMA .999 and SE .999.
 
     sts run byol-imagenet-drift --data.root /data/imagenet
 
-    The first 20 epochs of a training of 200, as in the figure. Hardware: 8 GPUs. Time: not measured. Expect curves:
+    The first 20 epochs of a training of 200, as in the figure. Hardware: 8 GPUs. Time:
+    {time}. Expect curves:
     none stays high, TMA and SE lie far below and fall.
     """
     from sts_pipelines.catalog.configs import byol_imagenet
@@ -147,14 +147,15 @@ def _drift(base: "PipelineConfig", strength: float, *, stop: int) -> "Comparison
 in_small("byol", "BYOL", SMALL, hours={"digits": "0.02", "cifar10": "0.3"})
 
 
-@named("byol-photos", paper="-", hardware="1 GPU", hours="?")
+@named("byol-photos", paper="-", hardware="1 GPU")
 def byol_photos() -> "PipelineConfig":
     """BYOL with STS on a folder of photographs of your own, from weights that somebody has trained on others.
 
     sts run byol-photos --data.root photos --initial.weights resnet50.a1_in1k --epochs 50
 
-    Hardware: 1 GPU (--method.backbone resnet18 and --data.num-workers 2 suit a smaller machine). Time: not
-    measured. Expect features of your photographs, in teacher.safetensors: without labels nothing is measured. The
+    Hardware: 1 GPU (--method.backbone resnet18 and --data.num-workers 2 suit a smaller machine). Time:
+    {time}.
+    Expect features of your photographs, in teacher.safetensors: without labels nothing is measured. The
     recipe is the paper's with fewer epochs, and has not been tuned for trained weights; without --initial.weights it
     starts from a seed's. --initial.weights takes names of timm, hf-hub:OWNER/NAME, run folders and published files.
     """

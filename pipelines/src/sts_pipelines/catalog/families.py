@@ -15,21 +15,19 @@ Teachers = Mapping[str, tuple[float, float]]
 """(m, p) by the name of the smoothing."""
 
 
-def imagenet_rows(method: str, title: str, teachers: Teachers, *, hours: str, about: str, hardware: str) -> None:
+def imagenet_rows(method: str, title: str, teachers: Teachers, *, about: str, hardware: str) -> None:
     """The paper's rows of 200 epochs, one for each of `teachers`; `about` says what else is known of them."""
     for smoothing in teachers:
-        _imagenet(method, title, smoothing, teachers[smoothing], hours, about, hardware)
+        _imagenet(method, title, smoothing, teachers[smoothing], about, hardware)
 
 
-def _imagenet(
-    method: str, title: str, smoothing: str, teacher: tuple[float, float], hours: str, about: str, hardware: str
-) -> None:
+def _imagenet(method: str, title: str, smoothing: str, teacher: tuple[float, float], about: str, hardware: str) -> None:
     name, paper = f"{method}-imagenet-200ep-{smoothing}", title.removesuffix(" v2")
     table = "effect of SE" if smoothing in ("none", "se") else "effect of STS"
     row = f"{paper} none" if smoothing == "none" else f"{paper} {smoothing.upper()}"
     number = (table.lower().replace(" ", "-"), row, "top-1")
 
-    @named(name, paper=f"{table}: {paper}, {smoothing}", hardware=EIGHT_GPUS, hours=hours, published=number)
+    @named(name, paper=f"{table}: {paper}, {smoothing}", hardware=EIGHT_GPUS, published=number)
     def build() -> "PipelineConfig":
         return _made(f"{method}_imagenet", name, teacher, epochs=200)
 

@@ -3,48 +3,39 @@
 from typing import TYPE_CHECKING, Literal
 
 from sts_pipelines.catalog.families import EIGHT_GPUS, in_small
-from sts_pipelines.catalog.hours import estimate_in_words, estimated
 from sts_pipelines.catalog.registry import named
 
 if TYPE_CHECKING:
     from sts_pipelines.config.pipeline import PipelineConfig
 
-DINO: dict[Literal["vit_small", "resnet50"], tuple[str, str, float, str]] = {
-    "vit_small": (
-        "vit-s16",
-        "ViT-S/16",
-        674.6,
-        "about 69.3 % k-NN, as DINO's README says of its own code",
-    ),
+DINO: dict[Literal["vit_small", "resnet50"], tuple[str, str, str]] = {
+    "vit_small": ("vit-s16", "ViT-S/16", "about 69.3 % k-NN, as DINO's README says of its own code"),
     "resnet50": (
         "resnet50",
         "ResNet-50",
-        603.4,
         "a teacher far above random features; DINO's README has no number for so short a run",
     ),
 }
-"""The names of a network, million images' worth of work (hours.py) and what to expect."""
-MOCO_V3: dict[Literal["resnet50", "vit_small"], tuple[str, int, int, str, float, str]] = {
-    "resnet50": ("resnet50", 100, 16, "ResNet-50", 417.0, "68.9 % linear top-1 of the student"),
+"""The names of a network, and what to expect."""
+MOCO_V3: dict[Literal["resnet50", "vit_small"], tuple[str, int, int, str, str]] = {
+    "resnet50": ("resnet50", 100, 16, "ResNet-50", "68.9 % linear top-1 of the student"),
     "vit_small": (
         "vit-s16",
         300,
         8,
         "ViT-S/16",
-        1249.8,
         "somewhat less than the 73.2 % linear top-1 of the student, with batches of 4096 and twelve heads of attention",
     ),
 }
-"""The name of a network, epochs, GPUs, title, million images' worth of work and what the authors have."""
+"""The name of a network, epochs, GPUs, title and what the authors have."""
 MOCO_V3_SMALL = {"none": (0.0, 0.0), "se": (0.0, 0.9), "tma": (0.9, 0.0), "sts": (0.9, 0.7)}
-MEAN_TEACHER = 0.763
 
 
 def _dino(backbone: Literal["vit_small", "resnet50"]) -> None:
-    short, title, millions, expected = DINO[backbone]
+    short, title, expected = DINO[backbone]
     name = f"dino-imagenet-100ep-{short}"
 
-    @named(name, paper="-", hardware=EIGHT_GPUS, hours=estimated(millions, gpus=8, half=True))
+    @named(name, paper="-", hardware=EIGHT_GPUS)
     def build() -> "PipelineConfig":
         from sts_pipelines.catalog.configs import dino_imagenet
 
@@ -55,7 +46,7 @@ def _dino(backbone: Literal["vit_small", "resnet50"]) -> None:
     sts run {name} --data.root /data/imagenet
 
     Spatially smoothed with --smoothing.preserve-probability 0.5. Hardware: 8 GPUs with memory for 64 images each.
-    Time: {estimate_in_words(millions, gpus=8, half=True)}, not measured.
+    Time: {{time}}.
     Expect {expected}.
     """
 
@@ -65,10 +56,10 @@ for _backbone in DINO:
 
 
 def _moco_v3(backbone: Literal["resnet50", "vit_small"]) -> None:
-    short, epochs, gpus, title, millions, known = MOCO_V3[backbone]
+    short, epochs, gpus, title, known = MOCO_V3[backbone]
     name, hardware = f"moco-v3-imagenet-{epochs}ep-{short}", f"{gpus} GPUs, 32 GB each"
 
-    @named(name, paper="-", hardware=hardware, hours=estimated(millions, gpus=gpus, half=True))
+    @named(name, paper="-", hardware=hardware)
     def build() -> "PipelineConfig":
         from sts_pipelines.catalog.configs import moco_v3_imagenet
 
@@ -79,7 +70,7 @@ def _moco_v3(backbone: Literal["resnet50", "vit_small"]) -> None:
     sts run {name} --data.root /data/imagenet
 
     Spatially smoothed with --smoothing.preserve-probability 0.5. Hardware: {hardware} (CONFIG.md).
-    Time: {estimate_in_words(millions, gpus=gpus, half=True)}, not measured.
+    Time: {{time}}.
     Expect {known}, as CONFIG.md says of its own code.
     """
 
@@ -92,18 +83,19 @@ in_small("moco-v3", "MoCo v3", MOCO_V3_SMALL, hours={"digits": "0.02"}, paper="M
 def _mean_teacher() -> None:
     name = "mean-teacher-cifar10-4000"
 
-    @named(name, paper="-", hardware="1 GPU", hours=estimated(MEAN_TEACHER, gpus=1))
+    @named(name, paper="-", hardware="1 GPU")
     def build() -> "PipelineConfig":
         from sts_pipelines.catalog.configs import mean_teacher_cifar
 
         return mean_teacher_cifar(name)
 
-    build.__doc__ = f"""Mean Teacher on CIFAR-10, 4,000 labels, a WRN-28-2, else as its authors' code has it.
+    build.__doc__ = """Mean Teacher on CIFAR-10, 4,000 labels, a WRN-28-2, else as its authors' code has it.
 
-    sts run {name} --data.root /data/cifar10
+    sts run mean-teacher-cifar10-4000 --data.root /data/cifar10
 
     Spatially smoothed with --smoothing.preserve-probability 0.5. Hardware: 1 GPU. Time:
-    {estimate_in_words(MEAN_TEACHER, gpus=1)}, not measured. Expect more than the labels alone give.
+    {time}.
+    Expect more than the labels alone give.
     """
 
 

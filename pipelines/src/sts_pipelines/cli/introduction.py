@@ -41,8 +41,8 @@ def _place(cluster: "ClusterConfig") -> str:
 
 def _duration(entry: "Entry | None") -> str:
     """How long it took where it was measured, and how long it may take where it was not."""
-    if entry is not None and entry.hours.endswith("est."):
-        return f"\n  takes {entry.hours.removesuffix(' est.')} by estimate, on A100 / on RTX 2080 Ti"
+    if entry is not None and entry.is_estimated:
+        return f"\n  takes {entry.hours.replace(' est.', '')} by estimate, on A100 / on RTX 2080 Ti"
     if entry is None or not entry.hours.replace(".", "", 1).isdigit():
         return ""
     hours = float(entry.hours)

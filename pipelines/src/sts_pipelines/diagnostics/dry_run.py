@@ -55,8 +55,7 @@ def check_pipeline(config: AnyPipeline, *, placement: bool) -> str:
     lines += [*_shared_memory(pipeline), *_one_step(pipeline, method)]
     if trials:
         lines.append(f"sweep: {trials} trials")
-    if (estimate := estimate_of(config)) is not None:
-        lines.append(f"time, estimated: {estimate}")
+    lines += [f"time, estimated: {line}" for line in estimate_of(config)]
     if placement:
         lines.append(_placement(pipeline))
     return "\n".join([f"{pipeline.name}", *lines, "check passed"])

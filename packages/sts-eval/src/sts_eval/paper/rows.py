@@ -20,6 +20,7 @@ MOMENTA = {"byol": 0.99, "moco": 0.999, "fixmatch": 0.999}  # the paper states n
 MOMENTUM_SCHEDULES = {"byol": "cosine", "moco": "constant", "fixmatch": "constant"}  # likewise
 LARGE_VIEWS = {"stem": "imagenet", "image_size": 224}
 FROM_SCRATCH = {"initial_weights": None}
+FLOAT32 = {"reduced_precision": None}  # MoCo's and FixMatch's code, and what the paper says nothing else of
 SGD = {"optimizer": "sgd", "sgd_momentum": 0.9}
 COSINE_SGD = SGD | {"lr_schedule": "cosine", "weight_decay": 1e-4}
 RECIPES: dict[str, dict[str, Any]] = {
@@ -82,12 +83,8 @@ DETECTION = {"AP50": "AP50", "AP": "AP", "AP75": "AP75"}
 def _imagenet(method: str, smoothing: str, epochs: int = 200, granularity: str | None = None) -> dict[str, Any]:
     conditions: dict[str, Any] = {"method": method, "smoothing": smoothing}
     conditions |= {"dataset": "imagenet", "backbone": "resnet50"}
-    conditions |= FROM_SCRATCH | {
-        "epochs": epochs,
-        "global_batch_size": 256,
-        **_strengths(method, smoothing),
-        **RECIPES[method],
-    }
+    conditions |= FROM_SCRATCH | FLOAT32 | {"epochs": epochs, "global_batch_size": 256}
+    conditions |= _strengths(method, smoothing) | RECIPES[method]
     return conditions | ({"granularity": granularity or "layer"} if smoothing in ("se", "sts") else {})
 
 
@@ -112,7 +109,8 @@ def _few_labels(row: str, smoothing: str) -> list[PaperRow]:
         for labels in counts:
             conditions: dict[str, Any] = {"method": "fixmatch", "smoothing": smoothing}
             conditions |= {"dataset": dataset, "backbone": backbone}
-            conditions |= FROM_SCRATCH | {"num_labels": labels, "steps": FIXMATCH_STEPS, "global_batch_size": 64}
+            conditions |= FROM_SCRATCH | FLOAT32
+            conditions |= {"num_labels": labels, "steps": FIXMATCH_STEPS, "global_batch_size": 64}
             conditions |= _strengths("fixmatch", smoothing) | RECIPES["fixmatch"]
             conditions["weight_decay"] = FIXMATCH_WEIGHT_DECAYS[dataset]
             column = f"CIFAR-{dataset.removeprefix('cifar')} {labels}"

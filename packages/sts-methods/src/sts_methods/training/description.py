@@ -67,4 +67,5 @@ def _conditions(config: TrainingConfig) -> dict[str, Any]:
         "epochs": config.stop_after_epochs or config.epochs,
         "steps": config.steps,
         "momentum_schedule": config.momentum_schedule,
+        "reduced_precision": None if config.precision == "float32" else config.precision,
     }

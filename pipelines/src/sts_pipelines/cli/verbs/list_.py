@@ -1,7 +1,8 @@
 """sts list: names of all pipelines with their place in the paper, hardware and hours; with --runs the runs on disk.
 
 `hours` are the hours on the hardware named beside them. Where nobody has measured them, `~28 / ~88 h est.` is a model's
-estimate for A100 and RTX 2080 Ti, of all runs of a sweep; a question mark says that it depends on your images.
+estimate for A100 and RTX 2080 Ti, of all runs of a sweep (`min/1,000`: for every 1,000 images), and beside it that for
+`--precision bfloat16`.
 """
 
 import argparse
@@ -18,7 +19,9 @@ EXAMPLES = """  sts list
   sts list --runs
   sts list byol --runs /data/runs"""
 TAKES_OVERRIDES = False
-COLUMNS = ("name", "paper", "hardware", "hours")
+COLUMNS = ("name", "paper", "hardware", "hours", "bfloat16")
+WIDE = 110
+"""Narrower terminals have no room for the last column."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +58,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
         raise UsageError(f"no pipeline matches {arguments.pattern!r}: sts list prints all names")
     rows = [{column: str(getattr(entry, column)) for column in (*COLUMNS, "verb")} for entry in entries]
     headings = {column: column.upper() for column in COLUMNS}
+    if not arguments.json and (_width() or WIDE) < WIDE:
+        del headings["bfloat16"]
     _print(rows, headings, as_json=arguments.json)
-    if not arguments.json and any(row["hours"].endswith("est.") for row in rows):
+    if not arguments.json and any(entry.is_estimated for entry in entries):
         print("est.: on A100 / on RTX 2080 Ti; not measured, and the truth may be twice that")
     return 0
 
@@ -79,5 +84,9 @@ def _list_runs(folder: Path, pattern: str, *, as_json: bool) -> int:
 def _print(rows: list[dict[str, str]], headings: dict[str, str], *, as_json: bool) -> None:
     from sts_pipelines.terminal import text_table
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(json.dumps(rows, indent=2) if as_json else text_table(rows, headings, width=width))
+    print(json.dumps(rows, indent=2) if as_json else text_table(rows, headings, width=_width()))
+
+
+def _width() -> int | None:
+    """Of the terminal, if it is one."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
             "pipeline, say what to vary, as in --sweep.over optimizer.lr=0.03,0.1"
         )
     check_and_note(config, sweep_folder(config))
-    if (estimate := estimate_of(config)) is not None:
+    for estimate in estimate_of(config)[:1]:
         print(f"{num_runs(config)} runs in all: {estimate}, by estimate", file=sys.stderr, flush=True)
     run_sweep(config)
     return 0
