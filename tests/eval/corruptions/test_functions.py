@@ -74,9 +74,9 @@ def test_frost_is_as_strong_as_with_the_releases_photographs(side: int) -> None:
     clean = pattern(side)
     for severity, (level, ratio) in enumerate(RELEASED[str(side)]["frost"], 1):
         made = [corrupt_image(clean, "frost", severity, key=key) for key in range(100)]
-        # The strength depends on which of five photographs is drawn: a deviation of about 2.5 dB, .25 dB of the mean.
-        assert np.mean([psnr(one, clean) for one in made]) == pytest.approx(ratio, abs=0.35)
-        assert np.mean(made) == pytest.approx(level, abs=4)
+        # The strength depends on which of five photographs is drawn, by about 2 dB: the draws are the release's.
+        assert np.mean([psnr(one, clean) for one in made]) == pytest.approx(ratio, abs=0.12)
+        assert np.mean(made) == pytest.approx(level, abs=0.4)
 
 
 def test_frost_is_another_cut_of_the_texture_for_every_image(image: np.ndarray) -> None:
