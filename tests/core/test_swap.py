@@ -75,6 +75,18 @@ def test_nesting_and_updates_inside_are_refused_in_words() -> None:
     assert_same(bits(smoother.teacher), teacher)
 
 
+def test_a_wrapper_does_not_hide_that_its_module_is_swapped() -> None:
+    plain = pair_of_networks()
+    wrapper = torch.compile(plain.student, backend="eager")
+    wrapped = Smoother(student=wrapper, teacher=make_teacher(plain.student), config=plain.config, seed=0)
+    for outer, inner in ((plain, wrapped), (wrapped, plain)):
+        with outer.swapped():
+            with pytest.raises(SwapError, match=r"swapped\(\) must not begin inside"):
+                inner.swapped().__enter__()
+            with pytest.raises(SwapError, match="a teacher must not be updated inside"):
+                inner.update()
+
+
 def test_an_attached_optimizer_refuses_to_step_inside() -> None:
     smoother = pair_of_networks()
     optimizer = torch.optim.SGD(smoother.student.parameters(), lr=0.1)

@@ -94,7 +94,7 @@ def follow(case: str, *, dtype: torch.dtype = torch.float32, **options: Any) -> 
         "moved": moved,
         "whole": STEPS * sum(sizes(student)),
         "pageable copies": sum(c["pageable_copies"] for c in steps),
-        "waits": max(c["syncs"] for c in steps[1:]),
+        "waits": sorted({c["syncs"] for c in steps[1:]}),
         "operations": sum(c["operations"] for c in steps),
         "allocations": sum(c["allocations"] + c["kinds"].get("host_malloc", 0) for c in steps[1:]),
     }

@@ -39,7 +39,9 @@ def test_one_copy_of_the_student_serves_a_whole_bank(found: dict[str, Any]) -> N
 def test_copies_go_to_pinned_memory_that_is_there_and_the_device_computes_nothing(found: dict[str, Any]) -> None:
     for name, case in found["cases"].items():
         assert (case["pageable copies"], case["operations"], case["allocations"]) == (0, 0, 0), name
-        assert case["waits"] <= 2, "all weights together, all buffers together"
+        waits = 1 if name.startswith(("momentum 1", "own buffers")) else 2  # all weights together, all buffers together
+        early = {0} if "deferred" in name or name == "bfloat16 teacher" else set()  # when the teacher was read before
+        assert set(case["waits"]) == {waits} | early, name
     assert found["memory"] == 0, "a teacher is made in the host's memory at once"
 
 
