@@ -1,8 +1,9 @@
-"""Kills of a worker, the driver and the whole local cluster at random steps, and a torn checkpoint: no bit changes."""
+"""Kills of a worker, the driver and the whole local cluster, a torn checkpoint: no bit changes. A stopped worker."""
 
 import json
 import os
 import random
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -37,8 +38,8 @@ def arguments(storage: Path) -> list[str]:
     return ["run", "moco-digits-sts", *FLAGS, "--cluster.storage-path", str(storage / "runs")]
 
 
-def start(storage: Path) -> processes.Process:
-    command = [sys.executable, "-m", "sts_pipelines", *arguments(storage)]
+def start(storage: Path, *more: str) -> processes.Process:
+    command = [sys.executable, "-m", "sts_pipelines", *arguments(storage), *more]
     home = storage / "home"
     home.mkdir(parents=True, exist_ok=True)
     with (storage / "stderr.txt").open("ab") as errors:
@@ -128,3 +129,17 @@ def test_killed_workers_drivers_and_clusters_and_a_torn_checkpoint_change_no_bit
     # Nothing was written but the run folder, and compiled kernels for all runs to come.
     assert [path.name for path in (chaotic / "runs").iterdir()] == [folder_of(chaotic).name]
     assert {path.name for path in (chaotic / "home").iterdir()} <= {".cache"}
+
+
+def test_a_worker_that_stops_without_dying_is_named_and_the_run_goes_on_without_it(
+    tmp_path: Path, processes_below: Below
+) -> None:
+    driver = start(tmp_path, "--cluster.stuck-after-seconds", "10")
+    wait_for_step(tmp_path, 10, driver, before=0)
+    stopped = next(pid for pid, command in processes_below(driver.pid).items() if "RayTrainWorker" in command)
+    os.kill(stopped, signal.SIGSTOP)
+    finish(driver, tmp_path)
+    told = (tmp_path / "stderr.txt").read_text()
+    assert re.search(rf"rank \d \(process {stopped}\) does not answer, last seen at \S+:\d+ in \w+", told), told[-2000:]
+    assert not processes.is_running(stopped)
+    assert final_weights(tmp_path)
