@@ -17,6 +17,7 @@ from sts_eval import (
     classification_accuracy,
     fast_protocol,
     linear_probe,
+    linear_probes,
     moco_protocol,
 )
 from sts_eval.probes.linear.heads import ParallelHeads
@@ -214,6 +215,64 @@ def test_the_augmented_probe_sees_fresh_crops_and_leaves_the_backbone_alone(digi
     assert {entry["cropped_from"] for entry in result.entries("teacher")} == {"tensors of side 8"}
     assert "cropped_from" not in plain.entries("teacher")[0]
     assert result.last[1] > 15.0  # chance is 10
+
+
+class Counted(torch.utils.data.Dataset):
+    """Images that count how often one is read."""
+
+    def __init__(self, images):
+        self.images, self.targets, self.classes, self.num_reads = images, images.targets, images.classes, 0
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        self.num_reads += 1
+        return self.images[index]
+
+
+def test_backbones_probed_together_get_what_they_get_alone_and_each_crop_is_read_once(digit_images, small_network):
+    train, test = digit_images
+    backbones = {"teacher": small_network(0), "student": small_network(1), "untrained": nn.Flatten()}
+    config = byol_protocol(learning_rates=(0.1, 0.3), epochs=3, evaluate_every_epochs=2)
+    counted = Counted(train)
+    together = linear_probes(counted, test, config, backbones=backbones)
+    assert list(together) == list(backbones)
+    assert counted.num_reads == 3 * len(train) + 2 * len(backbones), "epochs, and a look at the first image for each"
+    for name, backbone in backbones.items():
+        alone = linear_probe(train, test, config, backbone=backbone)
+        assert together[name] == alone
+        weights = alone.classifier.state_dict()
+        assert all(torch.equal(value, weights[key]) for key, value in together[name].classifier.state_dict().items())
+
+
+def test_backbones_probed_together_resume_wherever_each_of_them_was(tmp_path, digit_images, small_network, monkeypatch):
+    backbones = {"teacher": small_network(0), "student": small_network(1)}
+    files = {name: tmp_path / f"{name}.pt" for name in backbones}
+    config = byol_protocol(learning_rates=(0.1,), epochs=3, evaluate_every_epochs=1)
+    whole = linear_probes(*digit_images, config, backbones=backbones)
+    original, calls = ParallelHeads.step, []
+
+    def dies(self, *arguments, **keywords):
+        calls.append(1)
+        if len(calls) == 2 * 4 + 2:  # four steps an epoch: in the third epoch
+            raise KeyboardInterrupt
+        original(self, *arguments, **keywords)
+
+    monkeypatch.setattr(ParallelHeads, "step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        linear_probe(*digit_images, config, backbone=backbones["student"], state_file=files["student"])
+    assert linear_probes(*digit_images, config, backbones=backbones, state_files=files) == whole
+    assert len(calls) == 10 + 2 * 4 + 4 + 4  # the teacher's first two epochs, and the last of both
+    assert linear_probes(*digit_images, config, backbones=backbones, state_files=files) == whole
+    assert len(calls) == 26
+
+
+def test_backbones_are_probed_one_after_the_other_where_features_are_cached(digit_images, small_network):
+    backbones = {"teacher": small_network(0), "student": small_network(1)}
+    protocol = fast_protocol(regularisations=(1e-3,))
+    together = linear_probes(*digit_images, protocol, backbones=backbones)
+    assert together == {name: linear_probe(*digit_images, protocol, backbone=one) for name, one in backbones.items()}
 
 
 def test_the_augmented_probe_takes_images_from_folders(tmp_path):

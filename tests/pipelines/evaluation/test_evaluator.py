@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from PIL import Image
 
 from sts_core import ConfigError, StsError
 from sts_eval import CorruptionResult, DataError, GeneratedCorruptions, read_results, write_results
+from sts_eval.features.images import AugmentedSamples
+from sts_eval.probes.linear.training import SAMPLE_ROWS
 from sts_methods import CheckpointError, CheckpointStore
 from sts_methods.data.config import DataConfig
 from sts_pipelines.cli.main import main
@@ -79,6 +82,25 @@ def test_a_probe_by_sgd_on_other_data_or_in_another_precision_neither_stops_nor_
         assert main([*evaluate, *other]) == 0
     assert len(list(folder.glob(".linear-teacher-*.pt"))) == 3
     assert len({entry["settings"] for entry in read_results(folder).entries}) == 3
+
+
+@pytest.mark.slow
+def test_random_crops_are_made_once_for_all_networks(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = trained(tiny)
+    crop, num_crops = AugmentedSamples.__getitem__, Counter[int]()
+
+    def counted(self: AugmentedSamples, index: int) -> Any:
+        num_crops[index] += 1
+        return crop(self, index)
+
+    monkeypatch.setattr(AugmentedSamples, "__getitem__", counted)
+    once = {"solver": "sgd", "epochs": "1", "augment": "true", "held-out-fraction": "0", "learning-rates": "0.3"}
+    linear = [word for name, value in once.items() for word in (f"--evaluation.linear.{name}", value)]
+    networks = ["--evaluation.networks", "teacher,student,untrained"]
+    assert main(["evaluate", str(folder), "--only", "linear", *linear, *networks]) == 0
+    assert {entry["network"] for entry in read_results(folder).entries} == {"teacher", "student", "untrained"}
+    looks = 3 * (1 + SAMPLE_ROWS)  # by which a network and its state file know the images
+    assert 1438 <= num_crops.total() <= 1438 + looks
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from sts_eval.probes.few_labels import (
     evaluate_checkpoints,
     few_labels,
 )
-from sts_eval.probes.linear.probe import LinearProbeResult, linear_probe
+from sts_eval.probes.linear.probe import LinearProbeResult, linear_probe, linear_probes
 from sts_eval.probes.linear.protocol import LinearProbeConfig, byol_protocol, fast_protocol, moco_protocol
 from sts_eval.probes.neighbours import NeighboursConfig, NeighboursResult, nearest_neighbours
 from sts_eval.report import charts
@@ -52,8 +52,8 @@ __all__ = [
     "PublishedNumber", "RunResults", "add_entries", "byol_protocol", "cells_of", "charts", "classification_accuracy",
     "compare_corruptions", "compare_with_paper", "comparison_table", "corruption_robustness", "detection_transfer",
     "drift_curve", "estimate", "evaluate_cell", "evaluate_checkpoints", "evaluation_called", "extract_features",
-    "fast_protocol", "few_labels", "image_folder", "linear_probe", "load_run", "load_source", "merge_cells",
-    "moco_protocol", "nearest_neighbours", "published", "published_rows", "read_averages", "read_drift", "read_results",
-    "register_evaluation", "registered_evaluations", "require_backend", "results_markdown", "smoothing_effect",
-    "teacher_dynamics", "top_k_accuracy", "write_averages_report", "write_report", "write_results",
+    "fast_protocol", "few_labels", "image_folder", "linear_probe", "linear_probes", "load_run", "load_source",
+    "merge_cells", "moco_protocol", "nearest_neighbours", "published", "published_rows", "read_averages", "read_drift",
+    "read_results", "register_evaluation", "registered_evaluations", "require_backend", "results_markdown",
+    "smoothing_effect", "teacher_dynamics", "top_k_accuracy", "write_averages_report", "write_report", "write_results",
 ]  # fmt: skip

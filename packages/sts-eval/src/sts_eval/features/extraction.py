@@ -145,12 +145,16 @@ class FrozenBackbone:
     @torch.no_grad()
     def on_device(self, images: Tensor) -> Tensor:
         """The features where they were computed, for which the host does not wait."""
-        layout = torch.channels_last if self.config.channels_last and images.ndim == 4 else torch.preserve_format
-        images = images.to(self.device, non_blocking=True, memory_format=layout)
+        images = self.sent(images)
         dtype = getattr(torch, self.config.precision)
         with torch.autocast(self.device.type, dtype=dtype, enabled=self.config.precision != "float32"):
             features = forward_features(self.backbone, images)
         return features.float()
+
+    def sent(self, images: Tensor) -> Tensor:
+        """The images where the network is, in its memory format; those that are there already stay what they are."""
+        layout = torch.channels_last if self.config.channels_last and images.ndim == 4 else torch.preserve_format
+        return images.to(self.device, non_blocking=True, memory_format=layout)
 
     def num_features(self, dataset: Any) -> int:
         ((images, _),) = load_batches(dataset, [[0]])

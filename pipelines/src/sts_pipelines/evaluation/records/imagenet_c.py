@@ -40,14 +40,15 @@ def measure(run: EvaluatedRun, networks: Sequence[str]) -> Entries:
             run.results.mkdir(parents=True, exist_ok=True)
             result.save_outcomes(run.results / outcomes)
         entry = result.results_entry(network=network, outcomes=outcomes)  # type: ignore[arg-type]
-        (probe, *_) = linear.probe_of(run, network).entries(network)
+        (probe, *_) = linear.probes_of(run, [network])[network].entries(network)
         entries.append({**entry, **{name: probe[name] for name in PROBE_FACTS if name in probe}})
     return entries
 
 
 def _with_probes(run: EvaluatedRun, networks: Sequence[str]) -> dict[str, nn.Module]:
     """Backbones with their linear classifiers."""
-    return {name: linear.probe_of(run, name).with_backbone(run.backbone(name)).to(run.device) for name in networks}
+    probes = linear.probes_of(run, networks)
+    return {name: probe.with_backbone(run.backbone(name)).to(run.device) for name, probe in probes.items()}
 
 
 def _cells(run: EvaluatedRun, networks: Sequence[str]) -> Path:

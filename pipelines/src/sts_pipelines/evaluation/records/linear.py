@@ -4,7 +4,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sts_eval import LinearProbeConfig, LinearProbeResult, evaluation_called, image_folder, linear_probe
+from sts_eval import (
+    LinearProbeConfig,
+    LinearProbeResult,
+    evaluation_called,
+    image_folder,
+    linear_probe,
+    linear_probes,
+)
 from sts_methods import dataset_record
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import to_dict
@@ -14,27 +21,26 @@ from sts_pipelines.evaluation.settings import settings_of
 
 
 def measure(run: EvaluatedRun, networks: Sequence[str]) -> Entries:
-    """The probe's accuracies, last and best."""
-    return [entry for network in networks for entry in probe_of(run, network).entries(network)]
+    """The probes' accuracies, last and best."""
+    return [entry for network, probe in probes_of(run, networks).items() for entry in probe.entries(network)]
 
 
-def probe_of(run: EvaluatedRun, network: str) -> LinearProbeResult:
-    """The linear classifier; trained by SGD it is kept in the run folder, and resumes from there."""
-    if network not in run.probes:
-        config = run.config.linear
-        state = run.results / f".linear-{network}-{settings_of(RECORD.name, run.pipeline)}.pt"
-        train, test = _images(run) if config.augment else run.features(network)
-        run.probes[network] = linear_probe(
-            train,
-            test,
-            config,
-            backbone=run.backbone(network) if config.augment else None,
-            features=run.config.features,
-            cache=run.cache,
-            state_file=state if config.solver == "sgd" else None,
-            device=run.device,
-        )
-    return run.probes[network]
+def probes_of(run: EvaluatedRun, networks: Sequence[str]) -> dict[str, LinearProbeResult]:
+    """The linear classifiers; trained by SGD they are kept in the run folder, and resume from there.
+
+    Random crops are read once for all networks.
+    """
+    config, missing = run.config.linear, [network for network in networks if network not in run.probes]
+    settings = settings_of(RECORD.name, run.pipeline)
+    states = {name: run.results / f".linear-{name}-{settings}.pt" for name in missing if config.solver == "sgd"}
+    if missing and config.augment:
+        backbones = {network: run.backbone(network) for network in missing}
+        common: dict[str, Any] = {"features": run.config.features, "cache": run.cache, "device": run.device}
+        run.probes |= linear_probes(*_images(run), config, backbones=backbones, state_files=states, **common)
+    for name in () if config.augment else missing:
+        state = states.get(name)
+        run.probes[name] = linear_probe(*run.features(name), config, state_file=state, device=run.device)
+    return {network: run.probes[network] for network in networks}
 
 
 def _images(run: EvaluatedRun) -> tuple[Any, Any]:
@@ -67,5 +73,7 @@ def in_training(pipeline: PipelineConfig, network: str, images: Any) -> Callable
 
 
 RECORD = register_evaluation(
-    EvaluationRecord(about=evaluation_called("linear"), measure=measure, settings=settings, in_training=in_training)
+    EvaluationRecord(
+        about=evaluation_called("linear"), measure=measure, settings=settings, together=True, in_training=in_training
+    )
 )

@@ -1,11 +1,13 @@
 """Linear evaluation: how well a linear classifier does on the features of a frozen backbone."""
 
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sts_core import ConfigError
 from sts_eval.evaluations import Evaluation, Metric, register_evaluation
@@ -16,7 +18,7 @@ from sts_eval.features.unchanged import unchanged
 from sts_eval.probes.accuracy import allowed_ks
 from sts_eval.probes.linear.protocol import LinearProbeConfig
 from sts_eval.probes.linear.sources import AugmentedFeatures, CachedFeatures, TrainingFeatures
-from sts_eval.probes.linear.training import ProbeRun, solve_exactly, train_by_sgd
+from sts_eval.probes.linear.training import ProbeRun, SgdProbe, solve_exactly, train_by_sgd, train_together
 
 LINEAR = register_evaluation(
     Evaluation(
@@ -127,22 +129,88 @@ def linear_probe(
     100.0
     """
     config = config or LinearProbeConfig()
+    if config.augment:
+        _check_images(train, backbone)
+        assert backbone is not None, "just checked"
+        files = {} if state_file is None else {"": state_file}
+        together = _probes_of_crops(train, test, config, {"": backbone}, features, cache, files, device)
+        return together[""]
     with unchanged(backbone if backbone is not None else nn.Identity()):
         tested = _features(test, backbone, features, cache, device)
-        source: CachedFeatures | AugmentedFeatures
-        if config.augment:
-            frozen = _frozen(train, backbone, features, device)
-            source = AugmentedFeatures(train, _view_of(test), config, frozen)
-        else:
-            source = CachedFeatures(_features(train, backbone, features, cache, device), config)
+        source = CachedFeatures(_features(train, backbone, features, cache, device), config)
         num_classes = _check(source, tested, config)
         ks = allowed_ks(num_classes)
         run = _run(source, tested, ks, config, num_classes, state_file, torch.device(device or "cpu"))
     return _summary(run, source, tested, ks, config)
 
 
+def linear_probes(
+    train: Any,
+    test: Any,
+    config: LinearProbeConfig | None = None,
+    *,
+    backbones: Mapping[str, nn.Module],
+    features: FeatureConfig | None = None,
+    cache: str | Path | None = None,
+    state_files: Mapping[str, str | Path] | None = None,
+    device: torch.device | str | None = None,
+) -> dict[str, LinearProbeResult]:
+    """The `linear_probe` of each backbone, with the same bits, on datasets of images.
+
+    With `config.augment` all backbones see each crop, which is read, made and sent to the device once for all of them.
+    They and their classifiers are then on the device together, but never more than one batch of images.
+    """
+    config, files = config or LinearProbeConfig(), dict(state_files or {})
+    if config.augment and backbones:
+        for backbone in backbones.values():
+            _check_images(train, backbone)
+        return _probes_of_crops(train, test, config, backbones, features, cache, files, device)
+    common: dict[str, Any] = {"features": features, "cache": cache, "device": device}
+    return {
+        name: linear_probe(train, test, config, backbone=backbone, state_file=files.get(name), **common)
+        for name, backbone in backbones.items()
+    }
+
+
+def _probes_of_crops(
+    train: Any,
+    test: Any,
+    config: LinearProbeConfig,
+    backbones: Mapping[str, nn.Module],
+    features: FeatureConfig | None,
+    cache: str | Path | None,
+    state_files: Mapping[str, str | Path],
+    device: torch.device | str | None,
+) -> dict[str, LinearProbeResult]:
+    """Probes that are trained on fresh crops, all in the same passes over the images."""
+    probes: dict[str, SgdProbe] = {}
+    labels: Tensor | None = None
+    with ExitStack() as stack:
+        for name, backbone in backbones.items():
+            stack.enter_context(unchanged(backbone))
+            tested = _features(test, backbone, features, cache, device)
+            frozen = FrozenBackbone(backbone, features or FeatureConfig(), device)
+            source = AugmentedFeatures(train, _view_of(test), config, frozen, labels=labels)
+            labels = source.labels
+            num_classes = _check(source, tested, config)
+            probes[name] = SgdProbe(
+                source,
+                {"test": tested},
+                allowed_ks(num_classes),
+                config,
+                num_classes=num_classes,
+                device=torch.device(device or "cpu"),
+                state_file=Path(state_files[name]) if name in state_files else None,
+            )
+        train_together(list(probes.values()))
+    return {
+        name: _summary(probe.run, probe.source, probe.splits["test"], probe.ks, config)
+        for name, probe in probes.items()
+    }
+
+
 def _run(
-    source: CachedFeatures | AugmentedFeatures,
+    source: CachedFeatures,
     tested: Features,
     ks: tuple[int, ...],
     config: LinearProbeConfig,
@@ -154,7 +222,6 @@ def _run(
     if source.held_out is not None:
         splits["held-out"] = source.held_out
     if config.solver != "sgd":
-        assert isinstance(source, CachedFeatures), "the config refuses augmentation for exact solvers"
         return solve_exactly(source, splits, ks, config, num_classes=num_classes, device=device)
     file = Path(state_file) if state_file else None
     return train_by_sgd(source, splits, ks, config, num_classes=num_classes, device=device, state_file=file)
@@ -182,15 +249,12 @@ def _features(
     return extract_features(backbone, data, features, cache=cache, device=device)
 
 
-def _frozen(
-    train: Any, backbone: nn.Module | None, features: FeatureConfig | None, device: torch.device | str | None
-) -> FrozenBackbone:
+def _check_images(train: Any, backbone: nn.Module | None) -> None:
     if backbone is None or isinstance(train, Features):
         raise ConfigError(
             "augment=True runs the backbone on fresh crops in every epoch, got features or no backbone: "
             "pass the dataset and backbone=, or augment=False"
         )
-    return FrozenBackbone(backbone, features or FeatureConfig(), device)
 
 
 def _check(source: TrainingFeatures, tested: Features, config: LinearProbeConfig) -> int:
@@ -208,7 +272,7 @@ def _check(source: TrainingFeatures, tested: Features, config: LinearProbeConfig
 
 
 def _summary(
-    run: ProbeRun, source: TrainingFeatures, tested: Features, ks: tuple[int, ...], config: LinearProbeConfig
+    run: ProbeRun, source: TrainingFeatures, tested: Features, ks: Sequence[int], config: LinearProbeConfig
 ) -> LinearProbeResult:
     """The heads' accuracies and the choice among them."""
     measured = torch.stack(run.accuracies["test"])  # [evaluations, G, ks]

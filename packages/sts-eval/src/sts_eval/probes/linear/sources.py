@@ -34,8 +34,12 @@ class TrainingFeatures:
     cropped_from: str | None = None
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """This process's share of each batch (features, labels), and the size of the whole batch."""
+        """This process's share of each batch (what `features` takes, labels), and the size of the whole batch."""
         raise NotImplementedError
+
+    def features(self, batch: Tensor) -> Tensor:
+        """The features of a batch."""
+        return batch
 
     def sample(self, count: int) -> Tensor:
         """Features of `count` rows, evenly spaced: the same for the same images, backbone and seed."""
@@ -73,10 +77,16 @@ class CachedFeatures(TrainingFeatures):
 
 
 class AugmentedFeatures(TrainingFeatures):
-    """Features of fresh crops."""
+    """Features of fresh crops, which are the same for every backbone: the crops of one serve all."""
 
     def __init__(
-        self, dataset: Any, test_view: CentreCrop, config: LinearProbeConfig, backbone: FrozenBackbone
+        self,
+        dataset: Any,
+        test_view: CentreCrop,
+        config: LinearProbeConfig,
+        backbone: FrozenBackbone,
+        *,
+        labels: Tensor | None = None,
     ) -> None:
         if config.held_out_fraction:
             raise ConfigError(
@@ -87,7 +97,7 @@ class AugmentedFeatures(TrainingFeatures):
         self.num_features = backbone.num_features(self._samples(0))
         first = dataset[0][0]  # tensors were cropped or resized before, which the published protocols do not do
         self.cropped_from = f"tensors of side {first.shape[-1]}" if isinstance(first, Tensor) else "whole images"
-        listed = labels_of(dataset)
+        listed = labels_of(dataset) if labels is None else labels
         self.labels = self._read_labels() if listed is None else listed
 
     def _read_labels(self) -> Tensor:
@@ -117,6 +127,9 @@ class AugmentedFeatures(TrainingFeatures):
         for batch, part in zip(whole, mine, strict=True):
             if part:
                 images, labels = next(loaded)
-                yield self.backbone.on_device(images), labels, len(batch)
+                yield self.backbone.sent(images), labels, len(batch)
             else:
-                yield torch.empty(0, self.num_features), torch.empty(0, dtype=torch.int64), len(batch)
+                yield torch.empty(0), torch.empty(0, dtype=torch.int64), len(batch)
+
+    def features(self, batch: Tensor) -> Tensor:
+        return self.backbone.on_device(batch) if len(batch) else torch.empty(0, self.num_features)

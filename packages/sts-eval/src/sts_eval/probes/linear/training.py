@@ -75,19 +75,63 @@ def train_by_sgd(
     state_file: Path | None = None,
 ) -> ProbeRun:
     """All epochs of SGD on all heads, evaluated on every split as often as the config says and after the last."""
-    heads = ParallelHeads(config, source.num_features, num_classes, device)
-    state = _StateFile(state_file, config, source, splits["test"])
-    run = state.load(heads)
-    steps_per_epoch = -(-source.num_rows // config.batch_size)
-    for epoch in range(run.epochs[-1] if run.epochs else 0, config.epochs):
-        for index, (values, labels, count) in enumerate(source.epoch(epoch)):
+    probe = SgdProbe(source, splits, ks, config, num_classes=num_classes, device=device, state_file=state_file)
+    train_together([probe])
+    return probe.run
+
+
+class SgdProbe:
+    """The heads on one backbone, on their way through the epochs; they begin where their state file ends."""
+
+    def __init__(
+        self,
+        source: TrainingFeatures,
+        splits: Mapping[str, Features],
+        ks: Sequence[int],
+        config: LinearProbeConfig,
+        *,
+        num_classes: int,
+        device: torch.device,
+        state_file: Path | None = None,
+    ) -> None:
+        self.source, self.splits, self.ks, self.config, self.device = source, splits, ks, config, device
+        self.heads = ParallelHeads(config, source.num_features, num_classes, device)
+        self._state = _StateFile(state_file, config, source, splits["test"])
+        self.run = self._state.load(self.heads)
+        self.run.heads = self.heads
+
+    @property
+    def num_epochs(self) -> int:
+        """The epochs after which it was last evaluated, and would resume."""
+        return self.run.epochs[-1] if self.run.epochs else 0
+
+    def step(self, batch: Tensor, labels: Tensor, *, count: int, rate_factor: float) -> None:
+        """One step on this process's share of a batch of its source."""
+        values, labels = self.source.features(batch).to(self.device), labels.to(self.device, non_blocking=True)
+        self.heads.step(values, labels, count=count, rate_factor=rate_factor)
+
+    def evaluate(self, epoch: int) -> None:
+        """Count the correct answers on every split, and keep what is needed to resume."""
+        self.run.add(epoch, {name: percent_correct(self.heads, data, self.ks) for name, data in self.splits.items()})
+        self._state.save(self.heads, self.run)
+
+
+def train_together(probes: Sequence[SgdProbe]) -> None:
+    """Train probes of one config, whose sources show the same batches: what the first one reads serves all.
+
+    Each gets exactly the steps that it would take alone. One that resumes waits until the others are as far.
+    """
+    config, num_rows = probes[0].config, probes[0].source.num_rows
+    steps_per_epoch = -(-num_rows // config.batch_size)
+    for epoch in range(min(probe.num_epochs for probe in probes), config.epochs):
+        taking_part = [probe for probe in probes if probe.num_epochs <= epoch]
+        for index, (batch, labels, count) in enumerate(taking_part[0].source.epoch(epoch)):
             factor = config.rate_factor(epoch * steps_per_epoch + index, steps_per_epoch)
-            heads.step(values.to(device), labels.to(device, non_blocking=True), count=count, rate_factor=factor)
+            for probe in taking_part:
+                probe.step(batch, labels, count=count, rate_factor=factor)
         if (epoch + 1) % config.evaluate_every_epochs == 0 or epoch + 1 == config.epochs:
-            run.add(epoch + 1, {split: percent_correct(heads, data, ks) for split, data in splits.items()})
-            state.save(heads, run)
-    run.heads = heads
-    return run
+            for probe in taking_part:
+                probe.evaluate(epoch + 1)
 
 
 class _StateFile:
