@@ -145,33 +145,32 @@ def normalised_on_device(
     local = torch.cat([t for part in parts for t in torch.batch_norm_stats(part, eps)])
     gathered = local.new_empty(ranks * len(local))
     dist.all_gather_into_tensor(gathered, local, group)
-    counts, num_values = _counts(_nums(parts[0].numel() // x.shape[1], group), local.dtype, x.device)
+    mine, shares = parts[0].numel() // x.shape[1], _shares or (1,) * ranks
+    counts, num_values = _counts(mine, shares, group.rank(), local.dtype, x.device)
     y, statistics, theirs = torch.empty_like(x), [], iter(gathered.view(ranks, -1, x.shape[1]).unbind(1))
     for part, out, momentum in zip(parts, y.chunk(len(parts)), momenta, strict=True):
         means, inverse_stds = next(theirs), next(theirs)
         mean, inverse_std = torch.batch_norm_gather_stats_with_counts(
             part, means, inverse_stds, running_mean, running_var, momentum, eps, counts
         )
-        torch.ops.aten.batch_norm_elemt.out(part, weight, bias, mean, inverse_std, eps, out=out)
+        torch.batch_norm_elemt(part, weight, bias, mean, inverse_std, eps, out=out)
         statistics += [mean, inverse_std]
     return y, (x, weight, num_values, *statistics)
 
 
+_NHWC = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def _dense(x: Tensor) -> Tensor:
     """Row-major or NHWC memory, which are what the kernels take."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    nhwc = x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
-    return x if nhwc else x.contiguous()
-
-
-def _nums(mine: int, group: Any) -> tuple[int, ...]:
-    """How many values a channel each rank has, of which this one has `mine`."""
-    shares = _shares if _shares is not None else (1,) * group.size()
-    return tuple(mine * share // shares[group.rank()] for share in shares)
+    layout = _NHWC.get(x.dim())
+    return x if layout is not None and x.is_contiguous(memory_format=layout) else x.contiguous()
 
 
 @lru_cache(maxsize=64)
-def _counts(nums: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The ranks' numbers of values in the types that the two kernels take."""
-    counts = torch.tensor(nums, dtype=dtype).to(device)
+def _counts(
+    mine: int, shares: tuple[int, ...], rank: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """How many values a channel each rank has, of which this one has `mine`, in the types that the two kernels take."""
+    counts = torch.tensor([mine * share // shares[rank] for share in shares], dtype=dtype).to(device)
     return counts, counts.to(torch.int32)
