@@ -201,6 +201,9 @@ def test_what_is_missing_is_said(archives: Path, tmp_path: Path) -> None:
     (archives / "ILSVRC2012_img_train.tar").write_bytes(tar_of(fewer))
     with pytest.raises(ConfigError, match=r"ImageNet has 3 classes, .*train has 2, without n03000684: let sts prepare"):
         prepare(archives, folder)
+    (archives / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(kit()[:200])
+    with pytest.raises(ConfigError, match=r"devkit_t12.tar.gz cannot be read \(.*\): download it again"):
+        prepare(archives, folder)
     (archives / "ILSVRC2012_devkit_t12.tar.gz").unlink()
     with pytest.raises(ConfigError, match=r"that of ILSVRC2012_val_00000001.JPEG is not: put the development kit"):
         prepare(archives, folder)

@@ -163,6 +163,15 @@ def test_shards_are_read_through_once_and_again_where_they_have_changed(tmp_path
     assert len(opened(config_of(root))) == 25
 
 
+@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
+def test_a_cache_that_cannot_be_written_is_one_sentence(
+    pristine: dict[str, DataConfig], tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/.*, which cannot be written \(.*\): set cache_folder"):
+        opened(replace(pristine[kind], cache_folder=str(tmp_path / "file")))
+
+
 def test_the_fingerprint_knows_the_images_and_not_their_place(tmp_path: Path) -> None:
     few, many = write_shards(tmp_path / "a"), write_shards(tmp_path / "b", num_shards=2)
     assert opened(config_of(few)).fingerprint() == opened(config_of(many)).fingerprint()

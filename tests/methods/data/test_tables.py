@@ -113,6 +113,9 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     state = {"_data_files": [{"filename": "data-00001-of-00002.arrow"}]}
     (root / "train" / "state.json").write_text(json.dumps(state))  # the other is left from an earlier save
     assert len(opened(root)) == 15
+    (root / "train" / "state.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"must be a whole file, .*state.json is not \("):
+        opened(root)
     with pytest.raises(ConfigError, match=r"needs \.arrow or \.parquet files, got none in .*: check root"):
         opened(tmp_path / "nowhere")
 
@@ -161,6 +164,8 @@ def test_classes_are_those_of_the_training_set(tmp_path: Path) -> None:
     write_arrow(root / "odd.arrow", table(samples(num=2), label=[7, 0]).replace_schema_metadata(None))
     with pytest.raises(ConfigError, match="must be those of the training set, which has no '7'"):
         opened(root, "test", test_split="odd")
+    write_arrow(root / "val.arrow", plain.replace_schema_metadata({"huggingface": "{"}))  # of somebody else's
+    assert opened(root, "test").classes == ("0", "1", "2")
     kept_back = table(samples(num=2), label=[-1, -1])
     write_arrow(root / "test.arrow", kept_back)
     assert opened(root, "test", test_split="test").labels is None

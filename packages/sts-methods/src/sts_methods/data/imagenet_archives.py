@@ -262,7 +262,12 @@ def _known(source: Path, labels: str | Path | None) -> Labels:
             raise ConfigError(f"labels must be the development kit or a file with classes, {labels} does not exist")
         return {}
     if place.is_dir() or place.name.endswith(".tar.gz"):
-        return _from_kit(place)
+        try:
+            return _from_kit(place)
+        except ConfigError:
+            raise
+        except Exception as error:  # there are many ways to be damaged for a .tar.gz and the .mat in it
+            raise ConfigError(f"the development kit {place} cannot be read ({error}): download it again") from error
     return _from_lines(place)
 
 
@@ -288,7 +293,7 @@ def _from_kit(kit: Path) -> Labels:
 def _from_lines(file: Path) -> dict[int, str]:
     """From lines with a class each: of the image that is named in it, or else of the image with the line's number."""
     found: dict[int, str] = {}
-    lines = file.read_text().splitlines()
+    lines = file.read_text(errors="replace").splitlines()
     for position, line in enumerate(lines, start=1):
         wnid, number = WNID.search(line), re.search(r"ILSVRC2012_val_(\d{8})", line)
         if wnid is not None:

@@ -115,16 +115,21 @@ def _complete(storage: Storage, files: Sequence[StoredFile]) -> list[StoredFile]
     for folder, there in folders.items():
         names = {PurePosixPath(file.name).name for file in there}
         state = storage.path(folder) / "state.json"
-        if state.is_file():
-            listed = {entry["filename"] for entry in json.loads(state.read_text())["_data_files"]}
-        else:
-            listed = {name for known in names for name in _of_its_series(known)}
+        listed = _listed(state) if state.is_file() else {name for known in names for name in _of_its_series(known)}
         if missing := sorted(listed - names):
             raise ConfigError(f"{storage.path(folder)} lacks {', '.join(missing[:3])}: copy the dataset again")
         found += [file for file in there if PurePosixPath(file.name).name in listed]
     if len({PurePosixPath(file.name).suffix for file in found}) > 1:
         raise ConfigError(f"{storage.root} holds a split as .arrow and as .parquet files: move one of them away")
     return found
+
+
+def _listed(state: Path) -> set[str]:
+    """The files that belong to the dataset; others may be left from an earlier one."""
+    try:
+        return {str(entry["filename"]) for entry in json.loads(state.read_bytes())["_data_files"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(str(state), error) from error
 
 
 def _of_its_series(name: str) -> list[str]:
@@ -137,8 +142,7 @@ def _of_its_series(name: str) -> list[str]:
 
 def _columns(storage: Storage, files: Sequence[StoredFile], layout: Layout) -> Columns:
     schema = _schema(storage, files[0])
-    about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    about = {name: feature for name, feature in about.items() if name in schema.names and isinstance(feature, dict)}
+    about = _features(schema)
     types = {name: feature.get("_type") for name, feature in about.items()}
     image = _the(schema, layout.image, [n for n in types if types[n] == "Image"], ("image", "img"), "image_column")
     label = _the(schema, layout.label, [n for n in types if types[n] == "ClassLabel"], ("label",), "label_column")
@@ -153,6 +157,15 @@ def _columns(storage: Storage, files: Sequence[StoredFile], layout: Layout) -> C
         )
     names = about.get(label, {}).get("names") if label is not None and types.get(label) == "ClassLabel" else None
     return Columns(image, label, None if names is None else tuple(names))
+
+
+def _features(schema: Any) -> dict[str, dict[str, Any]]:
+    """What `datasets` says of the columns; nothing in tables of others."""
+    try:
+        said = json.loads(schema.metadata[b"huggingface"])["info"]["features"].items()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {name: feature for name, feature in said if name in schema.names and isinstance(feature, dict)}
 
 
 def _is_binary(kind: Any) -> bool:
@@ -270,9 +283,9 @@ def _as_arrow(storage: Storage, file: StoredFile, columns: Columns, layout: Layo
         with locked(target.parent / ".lock"):
             if not target.exists():
                 _unpack(path, target, columns)
-    except PermissionError as error:
+    except OSError as error:
         raise ConfigError(
-            f"Parquet files are unpacked into {target.parent}, which cannot be written: set cache_folder"
+            f"Parquet files are unpacked into {target.parent}, which cannot be written ({error}): set cache_folder"
         ) from error
     return str(target), target.stat().st_mtime_ns
 

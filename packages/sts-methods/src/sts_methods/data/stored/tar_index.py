@@ -53,9 +53,9 @@ def indices_of(storage: Storage, shards: list[StoredFile], layout: Layout) -> li
                 made = pool.map(lambda number: _made(storage, layout, shards[number], files[number]), missing)
                 for number, index in zip(missing, made, strict=True):
                     found[number] = index
-        except PermissionError as error:
+        except OSError as error:
             raise ConfigError(
-                f"the index of shards is kept in {files[0].parent}, which cannot be written: set cache_folder"
+                f"the index of shards is kept in {files[0].parent}, which cannot be written ({error}): set cache_folder"
             ) from error
     return [index for index in found if index is not None]
 
