@@ -158,13 +158,15 @@ WORKER = """
 import sys, torch, torch.distributed as dist
 folder, rank = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+from sts_core import StateError
 from sts_eval.detection import DetectionConfig, detection_transfer
 from sts_eval.detection.backends.resnet import BottleneckResNet
 from sts_eval.detection.synthetic import NARROW_SHAPE
 backbone = BottleneckResNet(NARROW_SHAPE)
 start = torch.load(f"{folder}/start.pt", weights_only=True)
 backbone.load_state_dict(start["backbone"])
-result = detection_transfer(backbone, DetectionConfig(**start["config"]), folder=f"{folder}/two")
+mine = f"{folder}/machine-{rank}"  # which the other does not see
+result = detection_transfer(backbone, DetectionConfig(**start["config"]), folder=f"{mine}/two")
 torch.save({"workers": result.num_workers, "ap": result.scores.ap}, f"{folder}/end-{rank}.pt")
 
 from dataclasses import replace
@@ -173,10 +175,15 @@ from tests.eval.detection.test_training import assert_equal, prepare, weights
 config = replace(DetectionConfig(**start["config"]), iterations=2, precise_bn_iterations=0)
 whole = prepare(config)
 whole.run()
-prepare(config, Path(folder) / "parts").run(stop=1)
-rest = prepare(config, Path(folder) / "parts")
+prepare(config, Path(mine) / "parts").run(stop=1)
+rest = prepare(config, Path(mine) / "parts")
 assert rest.run() == 1
 assert_equal(weights(rest), weights(whole))
+assert (Path(mine) / "parts" / "checkpoints").exists() == (rank == 0)
+try:
+    prepare(replace(config, learning_rate=0.01), Path(mine) / "parts").run()
+except StateError as error:
+    torch.save(str(error), f"{folder}/refused-{rank}.pt")
 dist.destroy_process_group()
 """
 
@@ -198,12 +205,13 @@ def test_two_workers_train_the_weights_of_one_resume_to_the_bit_and_agree_on_the
     one.run()
     processes.finish_all(workers)
     assert [worker.returncode for worker in workers] == [0, 0]
+    assert all((tmp_path / f"refused-{rank}.pt").exists() for rank in range(2))
     ends = [torch.load(tmp_path / f"end-{rank}.pt", weights_only=True) for rank in range(2)]
     assert ends[0] == ends[1]
     assert ends[0]["workers"] == 2
     alone, together = (
         torch.load(tmp_path / name / "checkpoints" / "iteration-00000001.pt", weights_only=True)["model"]
-        for name in ("one", "two")
+        for name in ("one", "machine-0/two")
     )
     for kind in ("weight", "bias", "running_mean", "running_var"):
         chosen = [name for name in alone if name.endswith(kind)]

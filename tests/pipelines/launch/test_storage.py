@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +159,21 @@ def test_machines_that_share_nothing_but_a_uri_resume_and_evaluate_together(tiny
     expected, found = (read_checkpoint(tmp_path / place / newest)["method"] for place in ("machine0", "machine1"))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert (tmp_path / "bucket" / "results.json").is_file()
+
+
+def test_what_an_evaluation_leaves_is_in_the_uri_before_it_ends(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    checkpoint = Path("voc-teacher-1a2b3c4d") / "checkpoints" / "iteration-00001000.pt"
+    storage = StorageCopy(Mirror(f"file://{there}", here))
+    with storage.kept(every_seconds=0.01):
+        (here / checkpoint).parent.mkdir(parents=True)
+        (here / checkpoint).write_text("weights")
+        deadline = time.monotonic() + 60
+        while not (there / checkpoint).is_file() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (there / checkpoint).is_file()
+        (here / "results.json").write_text("{}")
+    assert (there / "results.json").is_file()
 
 
 def test_storage_that_fails_in_training_is_a_warning_and_at_the_end_one_line(tiny: Tiny, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_trial_resumes_after_itself_and_its_worker_were_killed_and_tune_leaves
     assert outcome.value is not None
     (metrics,) = tmp_path.glob("*/*/metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 60
-    left = {path.name for path in tmp_path.glob("*/tune/*/*")}
+    left = {path.name for path in tmp_path.glob("*/.tune/*/*")}
     assert not [name for name in left if "tfevents" in name or name in ("result.json", "progress.csv")]
     assert "tensorboardX" not in sys.modules  # whose threads and hooks can wait for ever at the interpreter's exit
     assert not [thread for thread in set(threading.enumerate()) - threads if not thread.daemon]

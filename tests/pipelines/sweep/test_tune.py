@@ -112,7 +112,7 @@ def told_of(folder: Path, outcome: str, capsys: pytest.CaptureFixture[str]) -> s
     trial = SimpleNamespace(config={"jobs": [{"label": name, "folder": str(folder / name)} for name in ("a", "b")]})
     (folder / "a").mkdir()
     (folder / "a" / "finished.json").touch()
-    getattr(Narrator(3), outcome)(iteration=1, trials=[trial], trial=trial)
+    getattr(Narrator(3, storage_path="runs"), outcome)(iteration=1, trials=[trial], trial=trial)
     return capsys.readouterr().err
 
 

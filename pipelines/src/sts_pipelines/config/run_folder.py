@@ -12,7 +12,6 @@ from sts_pipelines.config.flags import apply_flags
 from sts_pipelines.config.kinds import plain_of
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.reading import from_dict
-from sts_pipelines.config.storage_path import is_uri, local_folder
 from sts_pipelines.config.yaml_text import read_yaml
 from sts_pipelines.errors import SchemaError, UsageError
 
@@ -23,12 +22,6 @@ CONTROL = "sts run {folder}/config.yaml --smoothing.momentum {momentum} --smooth
 def run_folders(path: str, *patterns: str) -> list[Path]:
     """The folder of a run, or the runs (with a config.yaml or a file like `patterns`) of a comparison or a sweep."""
     folder = Path(path)
-    if is_uri(path):
-        storage, _, name = path.rstrip("/").rpartition("/")
-        raise UsageError(
-            f"{path} must be a folder on this machine: copy the run here first, or pass the folder that it worked in, "
-            f"{local_folder(storage, name)} on the machine that started it"
-        )
     if (folder / "checkpoints").is_dir():
         return [folder]
     return sorted({file.parent for one in ("*/config.yaml", *patterns) for file in folder.glob(one)}) or [folder]

@@ -20,7 +20,7 @@ from sts_pipelines.launch.job import Job, is_complete, write_config
 from sts_pipelines.launch.progress import Watcher
 from sts_pipelines.launch.requests import answered_in
 from sts_pipelines.launch.stages import StageTeller
-from sts_pipelines.launch.storage import mirror_of
+from sts_pipelines.launch.storage import mirror_of, uri_of
 from sts_pipelines.launch.trackers import check_installed
 from sts_pipelines.launch.worker import evaluate_together, train_in_process, worker
 
@@ -140,7 +140,7 @@ def train_on_ray(
         scaling_config=scaling(cluster),
         run_config=ray.train.RunConfig(
             name=name,
-            storage_path=cluster.storage_path if is_uri(cluster.storage_path) else str(folder.parent),
+            storage_path=_storage_of(folder, cluster),
             callbacks=list(callbacks),
             failure_config=ray.train.FailureConfig(max_failures=max_failures),
         ),
@@ -157,6 +157,13 @@ def train_on_ray(
     if result.return_value and "error" in result.return_value:
         note.unlink(missing_ok=True)
         raise RunError(result.return_value["error"])
+
+
+def _storage_of(folder: Path, cluster: ClusterConfig) -> str:
+    """Where Ray is to put what it writes of the run in `folder`: into that folder."""
+    if is_uri(cluster.storage_path):
+        return uri_of(cluster.storage_path, folder.parent) or cluster.storage_path
+    return str(folder.parent)
 
 
 def _noted(note: Path) -> str:

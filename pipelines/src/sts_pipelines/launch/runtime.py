@@ -4,10 +4,11 @@ Checkpoints go straight into the run folder, checksummed and renamed into place,
 that one learns of a checkpoint only when the controller next polls, so the newest would be lost with the controller.
 """
 
+import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -169,6 +170,27 @@ class StorageCopy(_Part):
         if self.mirror is not None and rank() == 0:
             self.mirror.push()
 
+    @contextlib.contextmanager
+    def kept(self, *, every_seconds: float = 60.0) -> Iterator[None]:
+        """Push what the body leaves in the run folder, now and then: another machine may have to carry on."""
+        if self.mirror is None or rank() != 0:
+            yield
+            return
+        over = threading.Event()
+
+        def push() -> None:
+            while not over.wait(every_seconds):
+                self._try_to_push()
+
+        thread = threading.Thread(target=push, name="storage", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+        self.push()
+
     def report(self, metrics: Mapping[str, float], saved: Callable[[], None] | None) -> None:
         """Push in the background after a checkpoint; one that comes while a push is under way waits for the next."""
         if saved is None or self.mirror is None or rank() != 0:
@@ -179,9 +201,12 @@ class StorageCopy(_Part):
 
     def _push_when(self, saved: Callable[[], None]) -> None:
         saved()
+        self._try_to_push()
+
+    def _try_to_push(self) -> None:
         try:
             self.push()
-        except RunError as error:  # the next checkpoint takes along what is missing
+        except RunError as error:  # the next one takes along what is missing
             warnings.warn(str(error), UserWarning, stacklevel=2)
 
     def close(self) -> None:

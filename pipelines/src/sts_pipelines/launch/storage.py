@@ -2,24 +2,24 @@
 
 A run always works in a local folder, where checkpoints can be renamed into place. If the storage is a URI, rank 0
 copies what changed after every checkpoint, tensors before the manifest that vouches for them, and fetches it all before
-a resume.
+a resume. What looks at many runs, as a sweep does, leaves the tensors where they are.
 """
 
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sts_pipelines.config.storage_path import is_uri, place_of
+from sts_pipelines.config.storage_path import is_uri, local_folder, place_of
 from sts_pipelines.errors import RunError, UsageError
 
 
 class Mirror:
-    """A local folder and its copy at `uri`; only one process pushes."""
+    """A local folder and its copy at `uri`; only one process pushes. A `light` one passes over tensors."""
 
-    def __init__(self, uri: str, folder: Path) -> None:
+    def __init__(self, uri: str, folder: Path, *, light: bool = False) -> None:
         from pyarrow import fs
 
         try:
@@ -28,7 +28,7 @@ class Mirror:
             raise UsageError(
                 f"cluster.storage-path must be a path or a URI that pyarrow opens, got {uri}: {error}"
             ) from error
-        self.folder = folder
+        self.folder, self.light = folder, light
         self._known: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
@@ -40,7 +40,7 @@ class Mirror:
         with self._one_line_errors("from"):
             for info in self.files.get_file_info(selector):
                 place = self.folder / Path(info.path).relative_to(self.root)
-                if info.type == fs.FileType.File and not _is_newer(place, info.mtime_ns):
+                if info.type == fs.FileType.File and self._takes(place) and not _is_newer(place, info.mtime_ns):
                     place.parent.mkdir(parents=True, exist_ok=True)
                     self._copy(self.files, info.path, fs.LocalFileSystem(), str(place))
                     if info.mtime_ns is not None:
@@ -50,7 +50,7 @@ class Mirror:
     def push(self) -> None:
         """Copy what changed since the last push, and remove what is gone; partial files and locks stay here."""
         with self._lock, self._one_line_errors("to"):
-            paths = [path for path in self.folder.rglob("*") if path.is_file()]
+            paths = [path for path in self.folder.rglob("*") if path.is_file() and self._takes(path)]
             present = {self._name(path): path for path in paths}
             for name in sorted(present, key=lambda name: name.endswith("manifest.json")):
                 if not any(part.startswith(".") for part in Path(name).parts):
@@ -67,6 +67,9 @@ class Mirror:
             self.files.create_dir(f"{self.root}/{Path(name).parent}", recursive=True)
             self._copy(fs.LocalFileSystem(), str(path), self.files, f"{self.root}/{name}")
             self._known[name] = stamp
+
+    def _takes(self, path: Path) -> bool:
+        return not self.light or (path.suffix != ".safetensors" and "checkpoints" not in path.parts)
 
     @contextlib.contextmanager
     def _one_line_errors(self, direction: str) -> Iterator[None]:
@@ -103,10 +106,47 @@ def _is_newer(path: Path, mtime_ns: int | None) -> bool:
     return mtime_ns is not None and path.is_file() and path.stat().st_mtime_ns > mtime_ns
 
 
-def mirror_of(storage_path: str, folder: Path) -> Mirror | None:
-    """The copy of a run folder, if its storage is a URI and the folder was not moved elsewhere since."""
+def uri_of(storage_path: str, folder: Path) -> str | None:
+    """Where the storage has a run folder, or one inside it; None for a path, or if the folder was moved elsewhere."""
     _, place, name = folder.as_posix().partition(f"/{place_of(storage_path)}/")
     if not is_uri(storage_path) or not place:
         return None
     uri, *options = storage_path.split("?", 1)  # s3://bucket/runs?endpoint_override=...
-    return Mirror("?".join([f"{uri.rstrip('/')}/{name}", *options]), folder)
+    return "?".join([f"{uri.rstrip('/')}/{name}", *options])
+
+
+def mirror_of(storage_path: str, folder: Path, *, light: bool = False) -> Mirror | None:
+    """The copy of a run folder, if its storage is a URI."""
+    uri = uri_of(storage_path, folder)
+    return None if uri is None else Mirror(uri, folder, light=light)
+
+
+@contextlib.contextmanager
+def up_to_date(storage_path: str, folders: Iterable[Path]) -> Iterator[None]:
+    """What is light of some folders is that of the storage in the body, and what the body writes is copied there."""
+    mirrors = [mirror for folder in folders if (mirror := mirror_of(storage_path, folder, light=True)) is not None]
+    for mirror in mirrors:
+        mirror.pull()
+    yield
+    for mirror in mirrors:
+        mirror.push()
+
+
+@contextlib.contextmanager
+def brought_here(paths: Iterable[str], *, light: bool = False) -> Iterator[list[str]]:
+    """Paths as they are, and for each URI a folder of this machine with what is there; what is added goes back."""
+    mirrors = {path: _fetched(path, light=light) for path in paths if is_uri(path)}
+    yield [str(mirrors[path].folder) if path in mirrors else path for path in paths]
+    for mirror in mirrors.values():
+        mirror.push()
+
+
+def _fetched(uri: str, *, light: bool) -> Mirror:
+    """The folder of a run, or of several, as its URI has it."""
+    path, *options = uri.split("?", 1)
+    storage, _, name = path.rstrip("/").rpartition("/")
+    mirror = Mirror(uri, local_folder("?".join([storage, *options]), name), light=light)
+    mirror.pull()
+    if not mirror.folder.is_dir():
+        raise UsageError(f"{uri} must hold a run, but nothing is there: check the address")
+    return mirror

@@ -23,7 +23,7 @@ from sts_pipelines.evaluation.in_training import InTraining, LabelledImages, obs
 from sts_pipelines.launch.job import Job, run_lock, write_config
 from sts_pipelines.launch.runtime import PreemptionNotice, RayReport, StorageCopy, build_runtime, worker_device
 from sts_pipelines.launch.standstill import RayBoard, StandstillWatch
-from sts_pipelines.launch.storage import mirror_of
+from sts_pipelines.launch.storage import mirror_of, up_to_date
 from sts_pipelines.launch.warnings_log import warnings_noted
 
 
@@ -41,10 +41,12 @@ def train_job(job: Job, runtime: LocalRuntime, storage: StorageCopy, *, watch: S
             storage.share()
         else:
             storage.restore()
-        evaluate_run(job.folder, job.pipeline, device=runtime.device)
+        with storage.kept():
+            evaluate_run(job.folder, job.pipeline, device=runtime.device)
         if job.bank_folder is not None:
-            evaluate_bank(job.folder, job.pipeline, job.bank_folder, device=runtime.device)
-        storage.push()
+            results = [job.bank_folder / name for name in job.pipeline.training.bank] if storage.leads_machine else []
+            with up_to_date(job.pipeline.cluster.storage_path, results):
+                evaluate_bank(job.folder, job.pipeline, job.bank_folder, device=runtime.device)
 
 
 def _tell_of_damage(folder: Path) -> None:

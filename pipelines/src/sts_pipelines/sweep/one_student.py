@@ -15,6 +15,7 @@ from sts_pipelines.config.run_folder import describe_run
 from sts_pipelines.config.sweep import SweepConfig
 from sts_pipelines.launch.driver import launch
 from sts_pipelines.launch.job import Job
+from sts_pipelines.launch.storage import up_to_date
 from sts_pipelines.sweep.outcomes import forget_errors, note_error
 from sts_pipelines.sweep.trials import Trial
 
@@ -26,12 +27,15 @@ def train_one_student(config: SweepConfig, trials: Sequence[Trial], folder: Path
     training = replace(pipeline.training, bank=bank)
     student = replace(pipeline, training=training)
     job = Job(label=pipeline.name, pipeline=student, folder=folder / student.run_name, bank_folder=folder)
-    forget_errors(folder / trial.name for trial in trials)
+    folders = [folder / trial.name for trial in trials]
+    with up_to_date(pipeline.cluster.storage_path, folders):
+        forget_errors(folders)
     launch([job], name=student.run_name, folder=job.folder)
-    _check_applied(job, trials, folder)
-    for trial in trials:  # without a config.yaml, which would make it a run that can be evaluated again
-        told = describe_run(trial.pipeline_of(pipeline))
-        write_atomically(folder / trial.name / "training.json", json.dumps(told, indent=1) + "\n")
+    with up_to_date(pipeline.cluster.storage_path, folders):
+        _check_applied(job, trials, folder)
+        for trial in trials:  # without a config.yaml, which would make it a run that can be evaluated again
+            told = describe_run(trial.pipeline_of(pipeline))
+            write_atomically(folder / trial.name / "training.json", json.dumps(told, indent=1) + "\n")
 
 
 def _check_applied(job: Job, trials: Sequence[Trial], folder: Path) -> None:

@@ -20,7 +20,7 @@ from sts_pipelines.launch.job import Job
 from sts_pipelines.sweep.trials import Trial, short
 from sts_pipelines.terminal import text_table, value_of
 
-_FINISHED = "finished.json"
+_FINISHED, _STOPPED, _ERROR = "finished.json", "stopped.json", "error.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,24 +106,37 @@ def applied_values(jobs: Sequence[Job], failed: Sequence[Failed]) -> dict[str, f
 
 def note_error(folder: Path, error: str) -> None:
     """Mark a trial as failed."""
-    write_atomically(folder / "error.json", json.dumps({"error": error}) + "\n")
+    write_atomically(folder / _ERROR, json.dumps({"error": error}) + "\n")
 
 
 def forget_errors(folders: Iterable[Path]) -> None:
-    """A trial that starts again has neither failed nor been given up yet."""
-    for folder in folders:
-        (folder / "error.json").unlink(missing_ok=True)
-        (folder / "stopped.json").unlink(missing_ok=True)
+    """A trial that starts again has neither failed nor been given up yet.
+
+    Notes are emptied, and not removed: so a newer one takes the place of an older one in every copy of the folder.
+    """
+    for note in (folder / name for folder in folders for name in (_ERROR, _STOPPED)):
+        if note.is_file():
+            write_atomically(note, "{}\n")
+
+
+def has_failed(folder: Path) -> bool:
+    """Whether a trial is marked as failed."""
+    return bool(_noted(folder / _ERROR))
+
+
+def _noted(note: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(note.read_text()) if note.is_file() else {}
+    return found
 
 
 def mark_stopped(folder: Path, step: int) -> None:
     """Note that a search gave this trial up, so that a resumed search does not take it up again."""
-    write_atomically(folder / "stopped.json", json.dumps({"step": step}) + "\n")
+    write_atomically(folder / _STOPPED, json.dumps({"step": step}) + "\n")
 
 
 def is_finished(folder: Path, pipeline: PipelineConfig, *, searching: bool = False) -> bool:
     """Whether a trial has been trained, checked and evaluated as asked for now, or was given up by the search."""
-    if searching and (folder / "stopped.json").is_file():
+    if searching and _noted(folder / _STOPPED):
         return True
     return (folder / _FINISHED).is_file() and is_evaluated(folder, pipeline)
 
@@ -139,10 +152,10 @@ def value_in(folder: Path, metric: str) -> float | None:
 
 
 def _outcome(folder: Path, trial: Trial, metric: str) -> Outcome:
-    if (folder / "stopped.json").is_file():
-        return Outcome(trial=trial, stopped_at=int(json.loads((folder / "stopped.json").read_text())["step"]))
-    if (folder / "error.json").is_file():
-        return Outcome(trial=trial, error=str(json.loads((folder / "error.json").read_text())["error"]))
+    if stopped := _noted(folder / _STOPPED):
+        return Outcome(trial=trial, stopped_at=int(stopped["step"]))
+    if error := _noted(folder / _ERROR):
+        return Outcome(trial=trial, error=str(error["error"]))
     if not (folder / "results.json").is_file():
         return Outcome(trial=trial, error="no results")
     value = value_in(folder, metric)

@@ -22,7 +22,7 @@ from sts_pipelines.config.cluster import ClusterConfig
 from sts_pipelines.config.pipeline import PipelineConfig
 from sts_pipelines.config.plain import digest, outcome_relevant, to_dict
 from sts_pipelines.config.sections import digested_name
-from sts_pipelines.config.storage_path import is_uri, local_folder
+from sts_pipelines.config.storage_path import local_folder
 from sts_pipelines.config.sweep import AXES, SweepConfig
 from sts_pipelines.errors import RunError, UsageError, WorkersError, first_line
 from sts_pipelines.evaluation.settings import is_evaluated, prefer_asked
@@ -30,6 +30,7 @@ from sts_pipelines.launch.cluster import TRIAL_CPUS, local_resources, ray_cluste
 from sts_pipelines.launch.driver import attempt, launch, train_on_ray
 from sts_pipelines.launch.job import Job
 from sts_pipelines.launch.requests import answered_in
+from sts_pipelines.launch.storage import up_to_date
 from sts_pipelines.sweep.outcomes import (
     Outcome,
     applied_values,
@@ -53,11 +54,12 @@ def run_sweep(config: SweepConfig) -> list[Outcome]:
     else:
         trials = trials_of(config)
         _train(config, trials, folder)
-    for trial in trials:
-        if (folder / trial.name / "results.json").is_file():
-            prefer_asked(folder / trial.name, config.pipeline)
-    found = outcomes(folder, trials, metric=config.sweep.metric)
-    write_outcomes(found, folder, metric=config.sweep.metric)
+    with _up_to_date(config, folder):
+        for trial in trials:
+            if (folder / trial.name / "results.json").is_file():
+                prefer_asked(folder / trial.name, config.pipeline)
+        found = outcomes(folder, trials, metric=config.sweep.metric)
+        write_outcomes(found, folder, metric=config.sweep.metric)
     failed = [outcome for outcome in found if outcome.error]
     if failed:
         names = ", ".join(f"{outcome.trial.name} ({outcome.error})" for outcome in failed[:3])
@@ -72,13 +74,19 @@ def _train(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
 
         train_one_student(config, trials, folder)
         return
-    missing = _missing(config, trials, folder)
+    with _up_to_date(config, folder):
+        missing = _missing(config, trials, folder)
     print(f"{len(trials)} trials, {len(trials) - len(missing)} finished before: {folder}", flush=True)
     with TrialWatcher(folder, missing, metric=config.sweep.metric):
         if missing and config.pipeline.cluster.num_workers == 0:
             _one_after_the_other(config, missing, folder)
         elif missing:
             _tune(config, missing, folder)
+
+
+def _up_to_date(config: SweepConfig, folder: Path) -> AbstractContextManager[None]:
+    """In the body, what trials on other machines have found is in `folder`, or in that of one of them."""
+    return up_to_date(config.pipeline.cluster.storage_path, [folder])
 
 
 def _missing(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> list[Trial]:
@@ -90,7 +98,8 @@ def _search(config: SweepConfig, folder: Path) -> list[Trial]:
     """Run what a killed search has left, then round after round of new points; all trials in the end."""
     from sts_pipelines.sweep.search import Search
 
-    search = Search(config, folder)
+    with _up_to_date(config, folder):
+        search = Search(config, folder)
 
     def wanted() -> list[Trial]:
         added = controls(search.trials()) if config.sweep.with_control else ()
@@ -101,7 +110,9 @@ def _search(config: SweepConfig, folder: Path) -> list[Trial]:
         if new := search.trials():
             _train(config, new, folder)
         while search.num_left > 0:
-            _train(config, search.more(_num_at_a_time(config)), folder)
+            with _up_to_date(config, folder):
+                new = search.more(_num_at_a_time(config))
+            _train(config, new, folder)
         if config.sweep.with_control:
             _train(config, list(controls(search.trials())), folder)
     return wanted()
@@ -113,8 +124,6 @@ def sweep_folder(config: SweepConfig) -> Path:
     varied = {*AXES, *(digested_name(TrainingConfig, to_dict(training), name) for name in config.sweep.over)}
     varied |= {"seed"} if config.sweep.seeds else set()
     name = f"{config.pipeline.name}-{digest(outcome_relevant(training), ignore=varied)}"
-    if is_uri(config.pipeline.cluster.storage_path):
-        raise UsageError("a sweep needs a storage path that all nodes see, not a URI: set cluster.storage-path to one")
     folder = local_folder(config.pipeline.cluster.storage_path, name)
     for parent in folder.parents:
         if parent.is_file():
@@ -137,10 +146,12 @@ def _one_after_the_other(config: SweepConfig, trials: Sequence[Trial], folder: P
         raise UsageError("ASHA needs Ray to stop trials: set cluster.num-workers to 1 or more, or search at random")
     for trial in trials:
         job = job_of(trial, config.pipeline, folder)
-        forget_errors([job.folder])
+        with _up_to_date(config, job.folder):
+            forget_errors([job.folder])
         try:
             launch([job], name=job.label, folder=job.folder)
-            check_applied(job)
+            with _up_to_date(config, job.folder):
+                check_applied(job)
         except StsError as error:  # the other trials are still wanted
             note_error(job.folder, str(error))
 
@@ -170,10 +181,10 @@ def _tune(config: SweepConfig, trials: Sequence[Trial], folder: Path) -> None:
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
             run_config=tune.RunConfig(
-                name="tune",
+                name=".tune",
                 storage_path=str(folder),
                 verbose=0,
-                callbacks=[Narrator(cluster.max_failures)],
+                callbacks=[Narrator(cluster.max_failures, storage_path=cluster.storage_path)],
                 failure_config=tune.FailureConfig(max_failures=cluster.max_failures),
             ),
         )
@@ -226,15 +237,20 @@ def trainable_of(config: SweepConfig) -> Callable[[dict[str, Any]], None]:
         from ray.tune.integration.ray_train import TuneReportCallback
 
         jobs = [Job.from_plain(plain) for plain in point["jobs"]]
-        forget_errors(job.folder for job in jobs)
+        folders, storage_path = [job.folder for job in jobs], config.pipeline.cluster.storage_path
+        with up_to_date(storage_path, folders):
+            forget_errors(folders)
         callbacks = [TuneReportCallback()] if searching else []
         measure = metric if searching else None
+        unforeseen: RunError | None = None
         try:
             failed = attempt(jobs, partial(_train_with_restarts, callbacks=callbacks, measure=measure))
         except Exception as error:  # not one of ours: told at the end as well, as nobody sees a trial's traceback
-            told = RunError(f"{type(error).__name__}: {first_line(error)}")
-            failed = [(job, told) for job in jobs if not is_evaluated(job.folder, job.pipeline)]
-        applied = applied_values(jobs, failed)
+            unforeseen = RunError(f"{type(error).__name__}: {first_line(error)}")
+        with up_to_date(storage_path, folders):
+            if unforeseen is not None:
+                failed = [(job, unforeseen) for job in jobs if not is_evaluated(job.folder, job.pipeline)]
+            applied = applied_values(jobs, failed)
         if not applied:  # raising would make Tune start the trial again, which only helps one that was killed
             return
         values = [value_in(job.folder, metric) for job in jobs]

@@ -12,32 +12,37 @@ from ray.tune import registry
 from ray.tune.schedulers import ASHAScheduler
 
 from sts_pipelines.config.sweep import SweepConfig
-from sts_pipelines.sweep.outcomes import mark_stopped, note_error
+from sts_pipelines.launch.storage import up_to_date
+from sts_pipelines.sweep.outcomes import has_failed, mark_stopped, note_error
 
 
 class Narrator(tune.Callback):  # type: ignore[misc]  # Ray has no types
     """Says which trials failed, were lost or given up, and notes the latter two in their folders."""
 
-    def __init__(self, max_failures: int) -> None:
-        self.max_failures = max_failures
+    def __init__(self, max_failures: int, *, storage_path: str) -> None:
+        self.max_failures, self.storage_path = max_failures, storage_path
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        for label, folder in _jobs(trial).items():
-            if (folder / "error.json").is_file():
-                _say(f"{label}: FAILED")
-            elif not (folder / "finished.json").is_file():
-                step = int((trial.last_result or {}).get("step", 0))
-                mark_stopped(folder, step)
-                _say(f"{label}: given up at step {step}")
+        jobs = _jobs(trial)
+        with up_to_date(self.storage_path, jobs.values()):
+            for label, folder in jobs.items():
+                if has_failed(folder):
+                    _say(f"{label}: FAILED")
+                elif not (folder / "finished.json").is_file():
+                    step = int((trial.last_result or {}).get("step", 0))
+                    mark_stopped(folder, step)
+                    _say(f"{label}: given up at step {step}")
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         _say(f"{', '.join(_jobs(trial))}: the trial was lost and starts again from the newest checkpoint")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        for label, folder in _jobs(trial).items():
-            if not (folder / "finished.json").is_file():
-                note_error(folder, f"the trial was lost more often than max_failures={self.max_failures} allows")
-                _say(f"{label}: FAILED")
+        jobs = _jobs(trial)
+        with up_to_date(self.storage_path, jobs.values()):
+            for label, folder in jobs.items():
+                if not (folder / "finished.json").is_file():
+                    note_error(folder, f"the trial was lost more often than max_failures={self.max_failures} allows")
+                    _say(f"{label}: FAILED")
 
 
 def _jobs(trial: Any) -> dict[str, Path]:

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sts_core import ConfigError
-from sts_core.distributed import barrier, is_parallel, rank, sum_over_ranks_, world_size
+from sts_core import ConfigError, StateError
+from sts_core.distributed import barrier, broadcast_object, is_parallel, rank, sum_over_ranks_, world_size
 from sts_core.fields import outcome_relevant
 from sts_core.files import write_atomically
 from sts_eval.detection.backends.interface import Detector
@@ -113,8 +113,7 @@ class DetectionTraining:
     def _resume(self) -> int:
         if self.checkpoints is None:
             return 0
-        barrier()  # all read the same newest checkpoint
-        checkpoint = self.checkpoints.newest(self.fingerprint)
+        checkpoint = self._newest(self.checkpoints)
         iteration = 0 if checkpoint is None else checkpoint.iteration
         if checkpoint is not None:
             self.detector.load_state_dict(checkpoint.model)
@@ -122,6 +121,19 @@ class DetectionTraining:
         if self.folder is not None and rank() == 0:
             _forget_metrics_after(self.folder / "metrics.jsonl", iteration)
         return iteration
+
+    def _newest(self, checkpoints: CheckpointFolder) -> DetectionCheckpoint | None:
+        """What rank 0 has, who tells the others: they may see another folder, or an older state of the same."""
+        found: DetectionCheckpoint | StateError | None = None
+        if rank() == 0:
+            try:
+                found = checkpoints.newest(self.fingerprint)
+            except StateError as error:
+                found = error
+        found = broadcast_object(found)
+        if isinstance(found, StateError):
+            raise found
+        return found
 
 
 def fingerprint(detector: Detector, config: DetectionConfig, images: Sequence[VocImage]) -> str:

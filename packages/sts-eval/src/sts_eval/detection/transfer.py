@@ -103,8 +103,8 @@ def detection_transfer(
 
     `backbone` is a bottleneck ResNet of torchvision or timm, a module that holds one, a saved backbone's path or a timm
     name; it is left as it is. `config` holds data, backend and schedule. Where torch.distributed is initialised
-    (torchrun, Ray Train) every worker calls this, and all get the same result. `folder`, which all workers must see,
-    receives checkpoints, metrics.jsonl and result.json; a call with the same arguments resumes where an interrupted one
+    (torchrun, Ray Train) every worker calls this, and all get the same result. `folder` receives
+    rank 0's checkpoints, metrics.jsonl and result.json; a call with the same arguments resumes where an interrupted one
     stopped. `initialisation` names the weights in the result; `on_metrics` is called with every line of metrics.jsonl;
     `device` is the first GPU unless it is given.
 

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="RUN_OR_CHECKPOINT",
-        help="a run folder, one that holds run folders, a backbone file, or anybody's checkpoint",
+        help="a run folder, one that holds run folders, a URI, a backbone file, or anybody's checkpoint",
     )
     parser.add_argument("later", nargs="?", metavar="LATER", help="a later checkpoint: how does the average move?")
     parser.add_argument("--steps", type=int, help="optimizer steps between the two, where they do not say it")
@@ -30,9 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.diagnostics.doctor import examine
+    from sts_pipelines.launch.storage import brought_here
     from sts_pipelines.plugins import load_records
 
     load_records()
-    text, healthy = examine(arguments.path, arguments.later, steps=arguments.steps)
+    with brought_here([path for path in (arguments.path, arguments.later) if path is not None]) as places:
+        text, healthy = examine(*places, steps=arguments.steps)
     print(text)
     return 0 if healthy else 1

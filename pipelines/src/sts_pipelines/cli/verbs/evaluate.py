@@ -22,7 +22,7 @@ TAKES_OVERRIDES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or one that holds run folders")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, one that holds run folders, or a URI")
     parser.add_argument("--only", help="comma-separated evaluations, such as linear,knn (default: config's)")
     parser.add_argument("--networks", help="comma-separated: teacher, student, untrained (default: config's)")
 
@@ -41,6 +41,13 @@ def evaluate_folders(folders: Sequence[str], overrides: Sequence[str]) -> None:
     By Ray Train workers where `--cluster.num-workers` asks for them and where the run had several GPUs, since what was
     trained on many GPUs is large; else in this process.
     """
+    from sts_pipelines.launch.storage import brought_here
+
+    with brought_here(folders) as places:
+        _evaluate(places, overrides)
+
+
+def _evaluate(folders: Sequence[str], overrides: Sequence[str]) -> None:
     from sts_pipelines.config.run_folder import run_folders
     from sts_pipelines.launch.driver import launch
     from sts_pipelines.terminal import print_table

@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from sts_pipelines.errors import UsageError
+    from sts_pipelines.launch.storage import brought_here
 
-    if arguments.to == "hub-folder":
-        return _to_hub_folder(arguments)
-    if arguments.push is not None:
+    if arguments.push is not None and arguments.to != "hub-folder":
         raise UsageError(f"--push needs --to hub-folder, got --to {arguments.to}: the hub takes folders")
-    return _to_file(arguments)
+    with brought_here([arguments.run]) as (arguments.run,):
+        return _to_hub_folder(arguments) if arguments.to == "hub-folder" else _to_file(arguments)
 
 
 def _to_file(arguments: argparse.Namespace) -> int:

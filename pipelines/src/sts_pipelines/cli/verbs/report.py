@@ -11,7 +11,7 @@ TAKES_OVERRIDES = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or one that holds run folders")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, one that holds run folders, or a URI")
     parser.add_argument("--against-paper", action="store_true", help="put the paper's numbers beside ours")
     parser.add_argument("--output", help="folder of the report (default: report/ in the first run folder)")
 
@@ -25,10 +25,12 @@ def report_folders(folders: Sequence[str], *, against_paper: bool = False, outpu
     """One report of several runs."""
     from sts_eval import write_report
     from sts_pipelines.config.run_folder import describe_old_run, run_folders
+    from sts_pipelines.launch.storage import brought_here
     from sts_pipelines.plugins import load_records
 
     load_records()
-    runs = [run for folder in folders for run in run_folders(folder, "*/config.json", "*/training.json")]
-    target = Path(output) if output else Path(folders[0]) / "report"
-    _, page = write_report(runs, target, against_paper=against_paper, describe=describe_old_run)
+    with brought_here(folders, light=True) as places:
+        runs = [run for place in places for run in run_folders(place, "*/config.json", "*/training.json")]
+        target = Path(output) if output else Path(places[0]) / "report"
+        _, page = write_report(runs, target, against_paper=against_paper, describe=describe_old_run)
     print(f"report: {page.absolute().as_uri()}")
