@@ -7,13 +7,14 @@ import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sts_pipelines.cli.main import main
 from sts_pipelines.config.cluster import ClusterConfig
 from sts_pipelines.errors import RunError, UsageError, WorkersError
-from sts_pipelines.launch import cluster
+from sts_pipelines.launch import cluster, driver
 from sts_pipelines.launch.local_ray.session import session_folder
 
 CONNECTION = SimpleNamespace(dashboard_url="127.0.0.1", address_info={"gcs_address": "127.0.0.1:2"})
@@ -62,7 +63,7 @@ def test_of_a_session_only_logs_that_somebody_may_need_stay(
 
 
 @pytest.mark.parametrize(("port", "asked", "has_one"), [(None, False, False), (None, True, True), (8300, False, True)])
-def test_a_dashboard_is_there_for_those_who_need_or_name_it(
+def test_a_dashboard_and_monitors_are_there_for_those_who_need_or_name_it(
     port: int | None,
     asked: bool,
     has_one: bool,
@@ -75,6 +76,8 @@ def test_a_dashboard_is_there_for_those_who_need_or_name_it(
     found: list[bool] = []
 
     def init(*, include_dashboard: bool, _temp_dir: str, **options: object) -> SimpleNamespace:
+        params = ray._private.parameter.RayParams()
+        assert (params.include_log_monitor is not False) == (not params.no_monitor) == include_dashboard
         found.append(include_dashboard)
         return CONNECTION
 
@@ -87,6 +90,20 @@ def test_a_dashboard_is_there_for_those_who_need_or_name_it(
     with cluster.ray_cluster(config, num_cpus=1, dashboard=asked):
         assert found == [has_one]
     assert ("dashboard is at" in capsys.readouterr().err) == has_one
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray warns about its own deprecated settings
+def test_a_run_starts_nothing_of_ray_data_and_no_cleaner_for_a_cluster_that_ends_with_it() -> None:
+    from ray.train.torch import TorchTrainer
+
+    def names(trainer: Any) -> set[str]:
+        return {type(one).__name__ for one in trainer(print)._create_default_callbacks()}
+
+    usual, cleaner = names(TorchTrainer), "PlacementGroupCleanerCallback"
+    assert {"DatasetsCallback", cleaner} < usual
+    assert usual - names(driver.trainer_class(alone=False)) == {"DatasetsCallback"}
+    assert usual - names(driver.trainer_class(alone=True)) == {"DatasetsCallback", cleaner}
 
 
 def _write_logs(session: Path) -> SimpleNamespace:

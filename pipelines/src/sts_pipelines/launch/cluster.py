@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,17 +243,34 @@ def _init(config: ClusterConfig, session: Path, *, num_cpus: float, dashboard: b
 
     _silence_driver()
     options: dict[str, Any] = {} if config.dashboard_port is None else {"dashboard_port": config.dashboard_port}
-    return ray.init(
-        address="local",  # whatever RAY_ADDRESS says: joining a cluster is cluster.address
-        num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
-        include_dashboard=dashboard,
-        dashboard_host="127.0.0.1",
-        object_store_memory=_OBJECT_STORE_BYTES,
-        _temp_dir=str(session),
-        log_to_driver=False,
-        logging_level="ERROR",
-        **options,
-    )
+    with contextlib.nullcontext() if dashboard else _without_monitors():
+        return ray.init(
+            address="local",  # whatever RAY_ADDRESS says: joining a cluster is cluster.address
+            num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
+            include_dashboard=dashboard,
+            dashboard_host="127.0.0.1",
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(session),
+            log_to_driver=False,
+            logging_level="ERROR",
+            **options,
+        )
+
+
+@contextlib.contextmanager
+def _without_monitors() -> Iterator[None]:
+    """Two processes less: nobody shows the logs of workers, and the cluster of one machine does not grow.
+
+    Ray's own command has flags for both, `ray.init` does not pass them on.
+    """
+    from ray._private import parameter
+
+    before = parameter.RayParams
+    parameter.RayParams = partial(before, include_log_monitor=False, no_monitor=True)
+    try:
+        yield
+    finally:
+        parameter.RayParams = before
 
 
 def _silence_driver() -> None:

@@ -67,7 +67,9 @@ def _launch_on_ray(jobs: Sequence[Job], *, name: str, folder: Path, say: Callabl
     cluster = jobs[0].pipeline.cluster
     num_cpus = cluster.num_workers * cluster.cpus_per_worker
     with ray_cluster(cluster, num_cpus=num_cpus), Watcher([job.folder for job in jobs], say=say):
-        failed = attempt(jobs, partial(train_on_ray, name=name, folder=folder, max_failures=cluster.max_failures))
+        alone = cluster.address is None
+        train = partial(train_on_ray, name=name, folder=folder, max_failures=cluster.max_failures, alone=alone)
+        failed = attempt(jobs, train)
         for job in jobs:  # the workers may have run elsewhere
             mirror = mirror_of(cluster.storage_path, job.folder)
             if mirror is not None:
@@ -121,10 +123,12 @@ def train_on_ray(
     max_failures: int,
     callbacks: Sequence[Any] = (),
     measure: str | None = None,
+    alone: bool = False,
 ) -> None:
     """Run the jobs in one Ray Train worker group on the cluster that this process is connected to.
 
-    `measure` names a metric, such as knn/teacher/top1, to be reported to Ray with every checkpoint.
+    `measure` names a metric, such as knn/teacher/top1, to be reported to Ray with every checkpoint. `alone` is for a
+    cluster that ends with the run.
     """
     import ray.train
     import ray.train.torch
@@ -134,7 +138,7 @@ def train_on_ray(
         write_config(job)
     note = folder / f".failed-{uuid.uuid4().hex}.json"
     config = {"jobs": [job.to_plain() for job in jobs], "note": str(note), "measure": measure}
-    trainer = ray.train.torch.TorchTrainer(
+    trainer = trainer_class(alone=alone)(
         worker,
         train_loop_config=config,
         scaling_config=scaling(cluster),
@@ -157,6 +161,19 @@ def train_on_ray(
     if result.return_value and "error" in result.return_value:
         note.unlink(missing_ok=True)
         raise RunError(result.return_value["error"])
+
+
+def trainer_class(*, alone: bool) -> Any:
+    """TorchTrainer without the processes of Ray Data, and of what would free resources of a cluster that goes on."""
+    from ray.train.torch import TorchTrainer
+
+    unneeded = {"DatasetsCallback", *(["PlacementGroupCleanerCallback"] if alone else [])}
+
+    class Trainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
+        def _create_default_callbacks(self) -> list[Any]:
+            return [one for one in super()._create_default_callbacks() if type(one).__name__ not in unneeded]
+
+    return Trainer
 
 
 def _storage_of(folder: Path, cluster: ClusterConfig) -> str:
