@@ -127,10 +127,13 @@ MISTAKES = [
     (["sweep", "byol-imagenet-p-by-m", "--data.root", "/nowhere"], "the folder /nowhere/train, which does not"),
     (["check", "byol-digits-sts", "--seed", "9" * 23], "seed must be an integer in [0, 2**64)"),
     (["evaluate", "/nowhere"], "not a run folder"),
-    (["evaluate", "s3://bucket/runs/x"], "copy the run here first"),
-    (["report", "s3://bucket/runs/x"], "copy the run here first"),
-    (["doctor", "s3://bucket/runs/x"], "copy the run here first"),
-    (["export", "s3://bucket/runs/x", "--to", "timm", "--output", "x.safetensors"], "copy the run here first"),
+    (["evaluate", "file:///nowhere/x"], "but nothing is there"),
+    (["report", "file:///nowhere/x"], "but nothing is there"),
+    (["doctor", "file:///nowhere/x"], "but nothing is there"),
+    (
+        ["export", "file:///nowhere/x", "--to", "timm", "--output", "x.safetensors"],
+        "but nothing is there",
+    ),
     (["report", "/nowhere"], "/nowhere"),
     (["doctor", "/nowhere"], "does not exist"),
     (["doctor", __file__], "test_main.py cannot be read as a checkpoint"),
@@ -250,7 +253,7 @@ def test_an_export_to_a_place_that_cannot_be_written_to_is_one_line(
 def test_the_working_copy_of_a_run_in_a_uri_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     from sts_pipelines.config.storage_path import local_folder
 
-    assert main(["doctor", "s3://bucket/runs/x/"]) == 2
+    assert main(["doctor", "file:///nowhere/x/"]) == 2
     assert str(local_folder("s3://bucket/runs", "x")) in capsys.readouterr().err
 
 

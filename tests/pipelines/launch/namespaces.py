@@ -1,9 +1,10 @@
-"""Two machines made of namespaces lose each other for a while: python namespaces.py [--seconds 60] [--storage FOLDER].
+"""Two machines made of namespaces lose each other for a while: python -m tests.pipelines.launch.namespaces.
 
-As root, on Linux, with iproute2. Each machine has a network, sockets and a /dev/shm of its own, and one CPU; they share
-the disk, as a cluster its file system. A run has one worker on each. When it is on its way the cable between them is
-taken away, and given back after so many seconds; a machine whose Ray has given up starts it again, as Kubernetes would.
-At the end the weights are compared with those of the same run on a cable that stays. Says what happened, line by line.
+As root, on Linux, with iproute2, in the folder of the repository. Each machine has a network, sockets and a /dev/shm of
+its own, and one CPU; they share the disk, as a cluster its file system. A run has one worker on each. When it is on its
+way the cable between them is taken away, and given back after so many seconds; a machine whose Ray has given up starts
+it again, as Kubernetes would. At the end the weights are compared with those of the same run on a cable that stays.
+Says what happened, line by line.
 """
 
 import argparse
@@ -12,7 +13,6 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from sts_methods.runs.checkpoint import CheckpointStore
+from tests import processes
 
 HEAD, OTHER = "sts-one", "sts-two"
 ADDRESSES = {HEAD: "10.77.0.1", OTHER: "10.77.0.2"}
@@ -45,7 +46,9 @@ def say(text: str) -> None:
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
+    done = processes.run(["ip", *words])
+    if done.returncode:
+        raise SystemExit(f"ip {' '.join(words)}: {done.stderr}")
 
 
 @contextlib.contextmanager
@@ -62,29 +65,27 @@ def machines() -> Iterator[None]:
         yield
     finally:
         for name in ADDRESSES:
-            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
-            for pid in pids.split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), 9)
+            for pid in processes.run(["ip", "netns", "pids", name]).stdout.split():
+                processes.kill(int(pid))
             ip("netns", "delete", name)
 
 
-def on(name: str, command: Sequence[object], log: Path, *, mounts: str = PRIVATE) -> subprocess.Popen[bytes]:
+def on(name: str, command: Sequence[object], log: Path, *, mounts: str = PRIVATE) -> processes.Process:
     """A process on a machine, in a session of its own."""
     line = f"{mounts}exec {' '.join(map(str, command))}"
     words = ["ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", line]
     with log.open("ab") as file:
-        return subprocess.Popen(words, env=os.environ | ENVIRONMENT, stdout=file, stderr=file, start_new_session=True)
+        return processes.Process(words, env=os.environ | ENVIRONMENT, stdout=file, stderr=file, start_new_session=True)
 
 
-def start_ray(name: str, logs: Path) -> subprocess.Popen[bytes]:
+def start_ray(name: str, logs: Path) -> processes.Process:
     where = ["--head", "--port", PORT] if name == HEAD else ["--address", f"{ADDRESSES[HEAD]}:{PORT}"]
     options = ["--node-ip-address", ADDRESSES[name], "--num-cpus", 1, "--object-store-memory", 128 << 20, "--block"]
     dashboard = ["--include-dashboard", "false"] if name == HEAD else []
     return on(name, [BIN / "ray", "start", *where, *options, *dashboard], logs / f"{name}.log")
 
 
-def start_run(storage: Path, steps: int, head: int, log: Path) -> subprocess.Popen[bytes]:
+def start_run(storage: Path, steps: int, head: int, log: Path) -> processes.Process:
     """The run's driver, on the first machine."""
     flags = [
         "--steps",
@@ -101,7 +102,7 @@ def start_run(storage: Path, steps: int, head: int, log: Path) -> subprocess.Pop
     command = [BIN / "sts", "run", "byol-digits-sts", *flags]
     words = ["nsenter", "--target", head, "--mount", "--net", "--", *command]  # beside Ray's sockets
     with log.open("ab") as file:
-        return subprocess.Popen(
+        return processes.Process(
             list(map(str, words)), env=os.environ | ENVIRONMENT, stdout=file, stderr=file, start_new_session=True
         )
 
@@ -147,7 +148,8 @@ def train(storage: Path, folder: Path, *, steps: int, seconds: float | None) -> 
                 say(f"Ray on {name} has ended ({ray.returncode}): started again")
                 rays[name] = start_ray(name, folder)
 
-    if not wait_for(lambda: len(steps_of(storage)) >= 30 or run.poll() is not None, keep, seconds=900):
+    wait_for(lambda: len(steps_of(storage)) >= 30 or run.poll() is not None, keep, seconds=900)
+    if run.poll() is not None or len(steps_of(storage)) < 30:
         raise SystemExit(f"no 30 steps; see {folder}")
     if seconds is not None:
         before = starts_of(storage)
