@@ -250,13 +250,6 @@ def test_an_export_to_a_place_that_cannot_be_written_to_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_the_working_copy_of_a_run_in_a_uri_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    from sts_pipelines.config.storage_path import local_folder
-
-    assert main(["doctor", "file:///nowhere/x/"]) == 2
-    assert str(local_folder("s3://bucket/runs", "x")) in capsys.readouterr().err
-
-
 def test_a_warning_is_its_words_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import warnings\nwarnings.warn('mind the gap')\n")
     code = "from sts_pipelines.cli.main import main; main()"
