@@ -94,18 +94,23 @@ def roughly(seconds: float) -> str:
 def text_table(rows: Sequence[Mapping[str, str]], headings: Mapping[str, str], *, width: int | None = None) -> str:
     """A line of headings and a line per row, with as many columns as there are headings.
 
-    Where the lines would be longer than `width`, columns without any value are left out and the widest ones but the
-    first, which tells rows apart, are cut short.
+    Where the lines would be longer than `width`, columns without any value are left out and the widest ones are cut
+    short; the first, whose ends tell rows apart, at its front and only if it is the widest.
     """
     lines = [headings, *rows]
     widths = {column: max(len(line[column]) for line in lines) for column in headings}
     if width is not None and _excess(widths, width) > 0:
         widths = {column: widths[column] for column in headings if any(row[column] != "-" for row in rows)}
-        _, *others = widths
+        first, *others = widths
+        if widths[first] == max(widths.values()):
+            widths[first] = max(widths[first] - max(_excess(widths, width), 0), 18)
         for column in sorted(others, key=lambda column: widths[column], reverse=True):
             left = widths[column] - max(_excess(widths, width), 0)
             widths[column] = min(widths[column], max(left, 8))
-    cut = [[_cut(line[column], size).ljust(size) for column, size in widths.items()] for line in lines]
+    cut = [
+        [_cut(line[column], size, k == 0).ljust(size) for k, (column, size) in enumerate(widths.items())]
+        for line in lines
+    ]
     return "\n".join("  ".join(row).rstrip() for row in cut)
 
 
@@ -113,5 +118,7 @@ def _excess(widths: Mapping[str, int], width: int) -> int:
     return sum(widths.values()) + 2 * (len(widths) - 1) - width
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 2]}.."
+def _cut(text: str, width: int, at_front: bool) -> str:
+    if len(text) <= width:
+        return text
+    return f"..{text[2 - width :]}" if at_front else f"{text[: width - 2]}.."

@@ -21,7 +21,8 @@ Tiny = Callable[..., PipelineConfig]
 
 def grown_old(folder: Path, *, step: int) -> None:
     """Make of a finished run what an earlier version left when it was killed after `step`."""
-    for name in ("training.json", "results.json", "teacher.safetensors", "student.safetensors"):
+    networks = [f"{network}.{kind}" for network in ("teacher", "student") for kind in ("safetensors", "json")]
+    for name in ("training.json", "results.json", *networks):
         (folder / name).unlink()
     for checkpoint in (folder / "checkpoints").iterdir():
         if checkpoint.name > f"step-{step:08d}":
@@ -60,8 +61,11 @@ def test_what_fit_wrote_before_there_was_a_training_json_is_described_from_its_c
     values = {name: value for name, value in told["settings"].items() if "." not in name}
     for path, value in told["settings"].items():
         if "." in path:
-            section, _, name = path.partition(".")
-            values.setdefault(section, {})[{"views": "recipe"}.get(name, name)] = value
+            *sections, name = path.split(".")
+            place = values
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[{"views": "recipe"}.get(name, name)] = value
     (tmp_path / "config.json").write_text(json.dumps(values))
     assert describe_old_run(tmp_path) == told
     (tmp_path / "results.json").write_text(json.dumps({"format": "sts-results", "run": "old", "entries": []}))
