@@ -50,12 +50,28 @@ class Counts:
     """The number of events by kind."""
 
 
+_answer: tuple[int | None, int] = (None, 8)
+
+
 def answer(value: int | None, *, up_to_bytes: int = 8) -> None:
     """What the host gets when it reads a few bytes from the device; None: what happens to lie there.
 
     No kernel has written them, yet the host branches on them: 0 is a finite loss, False, and "none found".
     """
+    global _answer
+    _answer = value, up_to_bytes
     _LIBRARY.nullgpu_answer(-1 if value is None else value, ctypes.c_long(up_to_bytes))
+
+
+@contextmanager
+def answered(value: int | None, *, up_to_bytes: int = 8) -> Iterator[None]:
+    """Inside, this answer; afterwards, the one before."""
+    before = _answer
+    answer(value, up_to_bytes=up_to_bytes)
+    try:
+        yield
+    finally:
+        answer(before[0], up_to_bytes=before[1])
 
 
 @contextmanager

@@ -55,11 +55,8 @@ def _gather_object(gathered: list[Any], mine: object, group: object = None) -> N
 
 
 def _pre_forward(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
-    counters.answer(None)  # the arrangement of buckets is copied to the device, sent and read back
-    try:
+    with counters.answered(None):  # the arrangement of buckets is copied to the device, sent and read back
         return _rebuild_buckets(self, *inputs, **named)
-    finally:
-        counters.answer(0)
 
 
 _ALONE = {

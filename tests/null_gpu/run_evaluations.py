@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from sts_eval import (
     moco_protocol,
     nearest_neighbours,
 )
+from sts_eval.detection.average_precision import Detections
 from sts_eval.detection.backends.resnet import BottleneckResNet
 from sts_eval.detection.synthetic import NARROW_SHAPE, narrow_config, write_synthetic_voc
 from sts_methods import build_backbone, export, load_backbone, save_backbone
@@ -122,10 +124,18 @@ def exported(folder: Path) -> None:
 
 
 def detection(folder: Path) -> None:
-    """Training and scoring in this process alone; that proposals are finite is a True that nobody computes."""
+    """Training and scoring; that proposals are finite is a True that nobody computes.
+
+    The other ranks hold what this one holds, but must not have seen the same images: each tells of its own.
+    """
     answer(1)
-    config = narrow_config(write_synthetic_voc(folder / "voc", splits={"trainval": 4, "test": 4})).scaled(2)
-    if world_size() == 1:
+    images = write_synthetic_voc(folder / "voc", splits={"trainval": 2 * world_size(), "test": world_size()})
+    config = replace(narrow_config(images).scaled(2), batch_size=2 * world_size())
+
+    def of_all_ranks(mine: list[Detections]) -> list[Detections]:
+        return [replace(one, image_id=f"test_{rank:06d}") for rank in range(world_size()) for one in mine]
+
+    with patch("sts_eval.detection.transfer.gather_lists", of_all_ranks):
         detection_transfer(BottleneckResNet(NARROW_SHAPE), config, folder=folder / "detection", device=DEVICE)
 
 
