@@ -23,7 +23,7 @@ from sts_methods.methods.fixmatch import FixMatchConfig
 from sts_methods.methods.mean_teacher import MeanTeacherConfig
 from sts_methods.methods.moco import MoCoConfig
 from sts_methods.methods.moco_v3 import MoCoV3Config
-from sts_methods.methods.registry import MethodConfig, build_method, method_name
+from sts_methods.methods.registry import MethodConfig, build_method, method_record
 from sts_methods.networks.batch_norm import CrossRankBatchNorm, each_apart
 from sts_methods.networks.normalise import shared_as
 from sts_methods.runs.runtime import LocalRuntime, distribute
@@ -183,11 +183,12 @@ def train(name: str) -> dict[str, Any]:
 
 def learner_of(name: str, **changes: Any) -> Learner:
     """The parts of a step of a method, with settings of the training."""
-    method = build_method(METHODS[name], seed=3)
+    method, record = build_method(METHODS[name], seed=3), method_record(METHODS[name])
+    assert record is not None
     config = TrainingConfig(
         method=METHODS[name],
         smoothing=spatial_temporal_smoothing(0.5, 0.5, buffers=method.teacher_buffers),
-        data=DataConfig(views=method_name(METHODS[name])),  # type: ignore[arg-type]
+        data=DataConfig(views=record.views),
         steps=2,
         **changes,
     )

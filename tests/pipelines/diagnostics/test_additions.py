@@ -31,9 +31,8 @@ def test_a_method_and_a_dataset_of_others_go_through_a_file_the_checks_and_the_h
         text = check_pipeline(config, placement=False)
         assert "4 an epoch of 32 images" in text
         assert "check passed" in text
-        assert "arrays (an npz file), stripes (drawn)." in describe_flags(PipelineConfig, to_dict(config)).replace(
-            "\n    ", " "
-        )
+        told = describe_flags(PipelineConfig, to_dict(config)).replace("\n    ", " ")
+        assert "webdataset (tar shards, in a folder or s3://), stripes (drawn)." in told
         with pytest.raises(UsageError, match="all_agree trains none"):
             check_pipeline(resolve(str(file), ["--evaluation.after-training", "few-labels"]), placement=False)
     with pytest.raises(SchemaError, match=r"method\.kind must be one of byol, .*, got 'all_agree'"):

@@ -352,7 +352,7 @@ def test_the_simulated_machine_is_our_own_whatever_ray_address_says(monkeypatch:
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ConnectionError):
         placement._place({"num_cpus": 1, "num_gpus": 0, "bundles": [{"CPU": 1}]})
-    assert asked == ["local"]
+    assert set(asked) == {"local"}
 
 
 @pytest.mark.ray

@@ -255,7 +255,9 @@ def test_folders_of_images_are_corrupted_here_and_kept(tmp_path: Path) -> None:
     assert deeper.clean.names == ("ant/deep/a", "bee/deep/a")
 
 
-def test_several_fine_tunings_have_their_mean_reported(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_fine_tunings_have_their_mean_reported(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders: list[Path] = []
 
     class Result:
@@ -272,8 +274,8 @@ def test_several_fine_tunings_have_their_mean_reported(tiny: Tiny, monkeypatch: 
 
     monkeypatch.setattr(voc, "detection_transfer", transfer)
     folder = trained(tiny)
-    backend = ["--evaluation.voc.backend", "torchvision"]
-    assert main(["evaluate", str(folder), "--only", "voc", "--evaluation.voc-trials", "3", *backend]) == 0
+    settings = ["--evaluation.voc.backend", "torchvision", "--evaluation.voc.data-root", str(tmp_path)]
+    assert main(["evaluate", str(folder), "--only", "voc", "--evaluation.voc-trials", "3", *settings]) == 0
     (entry,) = read_results(folder).entries
     assert entry["value"] == 51.0
     assert entry["trials"] == [50.0, 51.0, 52.0]
