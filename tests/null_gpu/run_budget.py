@@ -28,7 +28,7 @@ from tests.null_gpu.training import counted_steps, runtime, training_config
 WORLD_SIZE = 8
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16")  # in bfloat16 a null GPU has no convolutions of cuDNN
 COUNTED, WATCHED = 12, 13
-"""In its first ten steps DDP times itself, and waits for the device to do so."""
+"""In its first ten steps DDP times itself, for which it waits for the device."""
 
 
 def dino() -> TrainingConfig:

@@ -136,7 +136,7 @@ class Deferred:
         self.after = bits(beside.teacher)
         train(2, self.student)  # what travels was read before
 
-    def is_settled(self) -> bool:
+    def is_finished(self) -> bool:
         return equal(bits(self.teacher), self.after)
 
 
@@ -150,11 +150,11 @@ def reading() -> dict[str, bool]:
         "state dict": lambda case: case.teacher.state_dict(),
         "call": lambda case: case.teacher(torch.ones(1)),
         "attribute": lambda case: case.smoother.teacher,
-        "settle": lambda case: case.smoother.settle(),
+        "finish": lambda case: case.smoother.finish(),
     }.items():
         case = Deferred()
         read(case)
-        found[name] = case.is_settled()
+        found[name] = case.is_finished()
     return found
 
 
@@ -164,11 +164,11 @@ def meddling() -> dict[str, bool]:
     case = Deferred()
     for tensor in case.teacher.parameters():
         tensor.data = tensor.data.clone()
-    case.smoother.settle()
-    found["memory that moves"] = case.is_settled()
+    case.smoother.finish()
+    found["memory that moves"] = case.is_finished()
     case = Deferred()
     case.teacher.load_state_dict({name: torch.zeros_like(value) for name, value in Net().state_dict().items()})
-    case.smoother.settle()
+    case.smoother.finish()
     found["loaded weights stay"] = not any(tensor.any() for tensor in bits(case.teacher))
     case = Deferred()
     for part in case.student.modules():
@@ -180,9 +180,9 @@ def meddling() -> dict[str, bool]:
         torch.equal(buffer, kept[name]) for name, buffer in case.smoother.teacher.named_buffers()
     )
     case = Deferred()
-    case.smoother.settle()
+    case.smoother.finish()
     case.smoother.update(skip=torch.ones(()).to("cuda"))  # a copy: the null GPU does not fill memory
-    case.smoother.settle()
+    case.smoother.finish()
     parameters = len(list(case.teacher.parameters()))
     found["a skipped update"] = equal(bits(case.teacher)[:parameters], case.after[:parameters])
     case = Deferred()

@@ -21,6 +21,7 @@ SOURCES = {
     "sts_pipelines": ROOT / "pipelines/src/sts_pipelines",
 }
 UNLIMITED = {"verbs", "catalog"}
+LACKED_BY_WINDOWS = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 MOST_MODULES = 14
 
 
@@ -70,6 +71,19 @@ def test_every_room_says_what_lives_there_and_none_is_crowded(package: str) -> N
         assert sentence, folder
         modules = [file for file in folder.glob("*.py") if file.name != "__init__.py"]
         assert folder.name in UNLIMITED or len(modules) <= MOST_MODULES, folder
+
+
+@pytest.mark.parametrize("package", ["sts_core", "sts_methods", "sts_eval"])
+def test_no_module_is_imported_that_windows_lacks(package: str) -> None:
+    found = set()
+    for file in SOURCES[package].rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {(file.name, alias.name) for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((file.name, node.module or ""))
+    assert ("files.py", "os") in found or package != "sts_core"
+    assert not [(file, module) for file, module in found if module.partition(".")[0] in LACKED_BY_WINDOWS]
 
 
 def config_classes(kind: type) -> Iterator[type]:

@@ -38,8 +38,8 @@ from torchvision.transforms import v2
 
 from sts_methods.data.batches import normalise
 from sts_methods.data.datasets import DATASETS, IMAGENET_STATISTICS
-from sts_methods.data.file_loaders import FileFeed, FileViews
-from sts_methods.data.loaders import ArrayFeed, Request
+from sts_methods.data.file_loaders import FileLoader, FileViews
+from sts_methods.data.loaders import ArrayLoader, Request
 from sts_methods.data.sources import ImageArrays, ImageFiles, Paths
 from sts_methods.draws import Keys
 from sts_methods.views.specs import Views, two_views, weak_and_strong
@@ -212,14 +212,14 @@ def loader_pipelines(paths: Sequence[str], num_groups: int) -> dict[str, Pipelin
         return run
 
     source = ImageFiles(Paths(paths), None, None)
-    feed = FileFeed(
+    loader = FileLoader(
         source, two_views(image_size=224), seed=0, device=torch.device("cpu"), num_workers=1, skip=False,
         on_device=False, labelled_set=None,
     )  # fmt: skip
 
     def ours(number: int) -> Any:
         requests = [request(number * num_groups + k, GROUP, len(paths)) for k in range(num_groups)]
-        return list(feed.pictures(requests))[-1][1].views
+        return list(loader.pictures(requests))[-1][1].views
 
     return {
         "reference (MoCo v2, Pillow)": theirs(moco_transform(224), twice=True),
@@ -236,10 +236,12 @@ def small_images(num: int) -> Tensor:
 
 
 def our_arrays(images: Tensor, views: Views, *, on_device: bool) -> Pipeline:
-    feed = ArrayFeed(ImageArrays(images, None, None), views, seed=0, device=torch.device("cpu"), on_device=on_device)
+    loader = ArrayLoader(
+        ImageArrays(images, None, None), views, seed=0, device=torch.device("cpu"), on_device=on_device
+    )
 
     def run(number: int) -> Any:
-        ((_, made),) = feed.pictures([request(number, len(images), len(images))])
+        ((_, made),) = loader.pictures([request(number, len(images), len(images))])
         return tuple(normalise(x, DATASETS["cifar10"].statistics) for x in made.views)
 
     return run

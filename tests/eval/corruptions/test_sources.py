@@ -74,7 +74,7 @@ def test_a_missing_or_an_unknown_corruption_is_refused(tmp_path: Path) -> None:
     write_tree(tmp_path, ["fog"])
     with pytest.raises(DataError, match=r"must hold snow, it does not: unpack weather.tar there"):
         FolderCorruptions(tmp_path, corruptions=["fog", "snow"], image_size=32)
-    with pytest.raises(ConfigError, match="got 'rain': correct the name"):
+    with pytest.raises(ConfigError, match="got 'rain'"):
         FolderCorruptions(tmp_path, corruptions=["rain"], image_size=32)
     with pytest.raises(DataError, match="it has no corruption: point to the folder"):
         FolderCorruptions(tmp_path / "fog", image_size=32)

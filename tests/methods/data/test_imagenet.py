@@ -17,8 +17,8 @@ from scipy.io import savemat
 from sts_core import ConfigError
 from sts_core.files import locked
 from sts_methods import DataConfig, ImageReadError, prepare_imagenet
-from sts_methods.data import imagenet_archives
-from sts_methods.data.imagenet import ImageNetSize, check_imagenet
+from sts_methods.data.imagenet import archives as preparation
+from sts_methods.data.imagenet.sorted_folder import ImageNetSize, check_imagenet
 from tests.methods.data.stored_images import jpeg
 
 CLASSES = ("n01440764", "n02084071", "n03000684")
@@ -149,7 +149,7 @@ def test_a_preparation_that_was_interrupted_goes_on(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, written = tmp_path / "imagenet", []
-    real = imagenet_archives._write
+    real = preparation._write
 
     def killed(one: Any, target: Path, *settings: Any) -> None:
         if one.split == "val":
@@ -159,7 +159,7 @@ def test_a_preparation_that_was_interrupted_goes_on(
         written.append(target.name)
         real(one, target, *settings)
 
-    monkeypatch.setattr(imagenet_archives, "_write", killed)
+    monkeypatch.setattr(preparation, "_write", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare(archives, folder, num_threads=1)
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""FixMatch draws its labelled images at random, for any number of workers, and no run goes on with another order."""
+"""FixMatch draws its labelled images at random, for any number of workers, and no run resumes in another order."""
 
 from dataclasses import replace
 from pathlib import Path

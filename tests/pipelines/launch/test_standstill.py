@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     said: list[str] = []
-    monkeypatch.setattr(standstill, "_tell", said.append)
+    monkeypatch.setattr(standstill, "_print_warning", said.append)
     return said
 
 
@@ -136,7 +136,7 @@ def test_who_has_taken_a_step_since_the_warning_lives(clock: Clock, monkeypatch:
     ended: list[int] = []
     watch = watch_of(Memory(), ended)
     train(watch, clock, seconds_each=0.5)
-    monkeypatch.setattr(standstill, "_tell", lambda message: watch.step(31))
+    monkeypatch.setattr(standstill, "_print_warning", lambda message: watch.step(31))
     stand(watch, clock, 60)
     assert watch._step == 31
     assert not ended

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from sts_core.files import is_uri
 from sts_eval import read_results
 from sts_methods.runs.checkpoint import read_checkpoint
 from sts_pipelines.cli.verbs.evaluate import evaluate_folders
 from sts_pipelines.cli.verbs.run import run_pipeline
 from sts_pipelines.config.kinds import plain_of
 from sts_pipelines.config.pipeline import PipelineConfig
-from sts_pipelines.config.storage_path import is_uri, local_folder
+from sts_pipelines.config.storage_path import local_folder
 from sts_pipelines.config.yaml_text import write_yaml
 from sts_pipelines.errors import RunError, UsageError
 from sts_pipelines.launch.job import Job

@@ -101,7 +101,7 @@ class TeacherBank(Attachable):
     @property
     def teachers(self) -> dict[str, nn.Module]:
         """The teachers held here. Buffers that are the student's are copied when this is read, not at every update."""
-        self.settle()
+        self.finish()
         if self._buffers_are_old:
             self._follow_buffers()
             with torch.no_grad():
@@ -109,14 +109,14 @@ class TeacherBank(Attachable):
             self._buffers_are_old = False
         return self._teachers
 
-    def settle(self) -> None:
-        """Finish the last update, if updates are deferred and it is still under way; see `Smoother.settle`."""
+    def finish(self) -> None:
+        """Finish the last update, if updates are deferred and it is still under way; see `Smoother.finish`."""
         for _, binding in self._bindings:
-            binding.settle()
+            binding.finish()
 
     def _follow_buffers(self) -> None:
         if self._watches.have_other_buffers():
-            self.settle()
+            self.finish()
             self._bind()
 
     def update(self, momentum: Mapping[str, float] | None = None, *, skip: Tensor | None = None) -> None:

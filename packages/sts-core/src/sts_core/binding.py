@@ -75,7 +75,7 @@ class Binding:
     def update(self, rules: list[Rule], skip: Tensor | None = None) -> list[Applied]:
         """Move every teacher by its rule, unless `skip` holds 1, and say what was applied."""
         if self._present_addresses() != self._addresses:
-            self.settle()
+            self.finish()
             self._bind()
         choice.update(self._kernels, rules, skip)
         # Kernels write through raw pointers: tell autograd, which guards tensors saved for a backward pass.
@@ -91,7 +91,7 @@ class Binding:
                 f"make it by make_teacher(student, device='cpu'), or leave deferred out"
             )
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Finish an update that was deferred."""
         moved = self._deferred and self._present_addresses() != self._addresses
         now = {pair.name: pair for pair in self._data()} if moved else None
@@ -173,7 +173,7 @@ class Buffers:
         if self._away.pairs:
             self._away.update([_COPY])
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Finish a copy that was deferred."""
         self._away.finish()
 
@@ -220,13 +220,13 @@ class _BeforeReading:
     A copy of the teacher, or one from a file, has nothing to wait for.
     """
 
-    def __init__(self, settle: WeakMethod[Callable[[], None]] | None = None) -> None:
-        self._settle = settle
+    def __init__(self, finish: WeakMethod[Callable[[], None]] | None = None) -> None:
+        self._finish = finish
 
     def __call__(self, *_: object) -> None:
-        settle = self._settle and self._settle()
-        if settle is not None:
-            settle()
+        finish = self._finish and self._finish()
+        if finish is not None:
+            finish()
 
     def __reduce__(self) -> tuple[type["_BeforeReading"], tuple[()]]:
         return _BeforeReading, ()
@@ -247,20 +247,20 @@ class Attachable:
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what refers to memory and optimizers, which copies and pickles make anew or attach anew."""
-        self.settle()
+        self.finish()
         return {name: value for name, value in vars(self).items() if name not in _BOUND}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._start()
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Finish the last update, if updates are deferred and it is still under way."""
         raise NotImplementedError
 
     def _defer(self, teacher: nn.Module, binding: Binding) -> None:
         binding.check_deferred()
-        hook = _BeforeReading(WeakMethod(self.settle))
+        hook = _BeforeReading(WeakMethod(self.finish))
         teacher.register_forward_pre_hook(hook)
         teacher.register_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
         teacher.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 __all__ = [
     "is_file_name",
+    "is_uri",
     "locked",
     "replacing",
     "write_atomically",
@@ -19,6 +20,11 @@ __all__ = [
 def is_file_name(name: str) -> bool:
     """Whether a user's name may be that of a file: letters, digits, '-', '_' and, not at its start, '.'."""
     return re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name) is not None
+
+
+def is_uri(path: str) -> bool:
+    """Whether this is a place in an object store, such as s3://bucket/runs, and not a path of this machine."""
+    return "://" in path
 
 
 @contextmanager

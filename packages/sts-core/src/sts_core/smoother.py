@@ -46,7 +46,7 @@ class Smoother(Attachable):
     "auto" takes the fastest kernel there is. `names`, `exclude` and `trainable_only` are those of `make_teacher`.
     With `stochastic_rounding` the teacher may be bfloat16 (`teacher.bfloat16()`): half the memory, right on average.
     Of a teacher in the host's memory (`make_teacher(student, device="cpu")`) with `deferred` updates the host does the
-    arithmetic of a step while the device computes the next one: see `settle`.
+    arithmetic of a step while the device computes the next one: see `finish`.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class Smoother(Attachable):
     @property
     def teacher(self) -> nn.Module:
         """The teacher, up to date."""
-        self.settle()
+        self.finish()
         return self._teacher
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Finish the last update, if updates are deferred and it is still under way.
 
         Calling, saving or loading the teacher, `swapped()` and reading `smoother.teacher` do it. Who reads parameters
         of the teacher that were kept from before finds, until then, those of the update before.
         """
-        self._binding.settle()
-        self._buffers.settle()
+        self._binding.finish()
+        self._buffers.finish()
 
     def update(
         self,
@@ -149,7 +149,7 @@ class Smoother(Attachable):
         rule = make_rule(self.config, self.step, self.seed, momentum, preserve_probability)
         self._watches.check()
         if self._watches.have_other_buffers():
-            self.settle()
+            self.finish()
             self._bind()
         self._applied_before = self.applied
         (self.applied,) = self._binding.update([rule], skip)

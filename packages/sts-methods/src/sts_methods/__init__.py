@@ -7,7 +7,7 @@ from sts_methods.data.batches import TrainingData, build_training_data, evaluati
 from sts_methods.data.config import DataConfig
 from sts_methods.data.datasets import DatasetRecord, dataset_record, open_source, register_dataset
 from sts_methods.data.image_files import ImageReadError
-from sts_methods.data.imagenet_archives import prepare_imagenet
+from sts_methods.data.imagenet.archives import prepare_imagenet
 from sts_methods.data.label_split import LabelSplit, label_split
 from sts_methods.data.sources import ImageArrays, ImageFiles, Split, StoredImages
 from sts_methods.methods.base import MethodConfig, MethodRecord, StepResult, StudentTeacherMethod

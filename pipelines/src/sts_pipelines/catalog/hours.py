@@ -69,7 +69,7 @@ class Counted:
     gradients: int
     """Operations of the forward and backward passes."""
     update: int
-    """Operations of the guard, the student's step and the teacher's."""
+    """Operations of the check that all is finite, the student's step and the teacher's."""
     casts: int
     """Further operations in float16."""
     collectives: int

@@ -175,7 +175,7 @@ def _read_sequence(annotation: Any, value: Any, path: str, problems: list[str]) 
         problems.append(f"{path} must be a list, got {value!r}: {_how_to_write(options[0])}")
         return _INVALID
     if get_origin(annotation) is tuple and Ellipsis not in options and len(options) != len(value):
-        problems.append(f"{path} must hold {len(options)} values, got {len(value)}: give exactly that many")
+        problems.append(f"{path} must hold {len(options)} values, got {len(value)}")
         return _INVALID
     each = options if len(options) == len(value) and Ellipsis not in options else (options[0],) * len(value)
     items = [

@@ -6,11 +6,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from sts_core.files import is_uri
 from sts_pipelines.errors import UsageError
-
-
-def is_uri(path: str) -> bool:
-    return "://" in path
 
 
 def local_folder(storage_path: str, name: str) -> Path:

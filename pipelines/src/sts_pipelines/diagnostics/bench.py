@@ -106,8 +106,7 @@ def _of_one_worker(pipeline: PipelineConfig) -> TrainingConfig:
 def _made_up(training: TrainingConfig, folder: Path) -> DataConfig:
     """Noise in files of a photograph's size in place of files; the embedded digits in place of images in memory."""
     data = training.data
-    record = dataset_record(data.dataset)
-    if not (record.class_folders or record.takes_layout or record.name == "images"):
+    if not dataset_record(data.dataset).in_files:
         labels = None if data.num_labels is None else min(data.num_labels, 100)
         return replace(data, dataset="digits", root=None, num_labels=labels)
     photos, drawn = folder / "train" / "noise", np.random.default_rng(0)

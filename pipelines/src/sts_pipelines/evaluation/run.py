@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from sts_core.files import is_uri
 from sts_eval import Features, LinearProbeResult, extract_features
 from sts_methods import TrainingConfig, build_method, evaluation_data, load_backbone, start_from_
 from sts_pipelines.config.pipeline import PipelineConfig
-from sts_pipelines.config.storage_path import is_uri
 
 FEATURES = ".features"
 """Where a run folder keeps features while it is evaluated."""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from sts_core import StsError
+from sts_core.files import is_uri
 from sts_methods import default_device
 from sts_pipelines.config.cluster import ClusterConfig
-from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.errors import RunError, WorkersError, first_line
 from sts_pipelines.evaluation.settings import prefer_asked
 from sts_pipelines.launch.cluster import check_gpus, ray_cluster
@@ -164,7 +164,7 @@ def train_on_ray(
 
 
 def trainer_class(*, alone: bool) -> Any:
-    """TorchTrainer without the processes of Ray Data, and of what would free resources of a cluster that goes on."""
+    """TorchTrainer without the processes of Ray Data, and of what would free resources of a cluster that stays."""
     from ray.train.torch import TorchTrainer
 
     unneeded = {"DatasetsCallback", *(["PlacementGroupCleanerCallback"] if alone else [])}

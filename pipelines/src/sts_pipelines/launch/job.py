@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sts_core import Network, StateError
-from sts_core.files import locked, write_atomically
+from sts_core.files import is_uri, locked, write_atomically
 from sts_methods import CheckpointStore, verify_backbone
 from sts_pipelines.config.kinds import plain_of
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
 from sts_pipelines.config.plain import to_dict
 from sts_pipelines.config.reading import from_dict
 from sts_pipelines.config.run_folder import CONTROL, describe_run
-from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.config.yaml_text import write_yaml
 from sts_pipelines.errors import UsageError
 from sts_pipelines.evaluation.settings import is_evaluated

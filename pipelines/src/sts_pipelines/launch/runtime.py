@@ -88,14 +88,14 @@ class PlanNote(_Part):
     def start(self, plan: RunPlan, method: nn.Module) -> None:
         if rank() == 0:
             write_plan(self.job.folder, plan, label=self.job.label)
-            self._told = partial(self._tell, plan, method)
+            self._told = partial(self._note_time_left, plan, method)
 
     def report(self, metrics: Mapping[str, float], saved: Callable[[], None] | None) -> None:
         self._num_reports += 1
         if self._told is not None and self._num_reports == REPORT_OF_ESTIMATE:
             self._told(metrics)
 
-    def _tell(self, plan: RunPlan, method: nn.Module, metrics: Mapping[str, float]) -> None:
+    def _note_time_left(self, plan: RunPlan, method: nn.Module, metrics: Mapping[str, float]) -> None:
         images = (plan.total_steps - metrics["step"]) * plan.images_per_step
         training = images / max(metrics["images_per_second"], 1e-9)
         config = self.job.pipeline.training

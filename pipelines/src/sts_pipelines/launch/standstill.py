@@ -216,7 +216,7 @@ class StandstillWatch:
         able = [number for number in notes if number not in silent]
         if rank() == min(able, default=rank()):
             usual = statistics.median(self._taken) if self._taken else None
-            _tell(standstill(found, silent, stood=self._stood, usual=usual))
+            _print_warning(standstill(found, silent, stood=self._stood, usual=usual))
         for note in found:
             if note.machine == self.machine and note.rank != rank():
                 with contextlib.suppress(ProcessLookupError):
@@ -245,7 +245,7 @@ def standstill(found: Sequence[Note], silent: Sequence[int], *, stood: float, us
     )
 
 
-def _tell(message: str) -> None:
+def _print_warning(message: str) -> None:
     """As a warning, which is written to a disk that may be the one that hangs."""
     thread = threading.Thread(target=warnings.warn, args=(message, UserWarning), daemon=True)
     thread.start()

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sts_pipelines.config.storage_path import is_uri, local_folder, place_of
+from sts_core.files import is_uri
+from sts_pipelines.config.storage_path import local_folder, place_of
 from sts_pipelines.errors import RunError, UsageError
 
 

@@ -13,9 +13,8 @@ import torch
 
 from sts_core import Network, StateError, StsError
 from sts_core.distributed import gather_objects, rank
-from sts_core.files import write_atomically
+from sts_core.files import is_uri, write_atomically
 from sts_methods import LocalRuntime, RunListener, fit, verify_backbone
-from sts_pipelines.config.storage_path import is_uri
 from sts_pipelines.errors import memory_told
 from sts_pipelines.evaluation.bank import evaluate_bank
 from sts_pipelines.evaluation.evaluator import evaluate_run, share_passes, shared_evaluations

@@ -51,9 +51,7 @@ def check_corruptions(names: Sequence[str]) -> tuple[str, ...]:
         raise ConfigError("corruptions must name at least one corruption, got none: leave it out for all of them")
     for name in names:
         if name not in ALL_CORRUPTIONS:
-            raise ConfigError(
-                f"a corruption must be one of {', '.join(ALL_CORRUPTIONS)}, got {name!r}: correct the name"
-            )
+            raise ConfigError(f"a corruption must be one of {', '.join(ALL_CORRUPTIONS)}, got {name!r}")
     if len(set(names)) != len(names):
         raise ConfigError(f"corruptions must differ, got {', '.join(names)}: name each of them once")
     return tuple(names)

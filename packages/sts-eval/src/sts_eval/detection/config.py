@@ -173,9 +173,7 @@ def _check_sequence(name: str, values: object) -> None:
 def _check_positive(name: str, value: object, *, zero: bool = False) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
-        raise ConfigError(
-            f"{name} must be {'at least' if zero else 'above'} 0, got {value!r}: pass a larger number", fields=(name,)
-        )
+        raise ConfigError(f"{name} must be {'at least' if zero else 'above'} 0, got {value!r}", fields=(name,))
 
 
 def _check_numbers(config: DetectionConfig) -> None:
@@ -188,7 +186,7 @@ def _check_numbers(config: DetectionConfig) -> None:
             _check_positive(field.name, getattr(config, field.name), zero=field.name in may_be_zero)
         if field.type is int and not isinstance(getattr(config, field.name), int):
             value = getattr(config, field.name)
-            raise ConfigError(f"{field.name} must be a whole number, got {value!r}: pass an int", fields=(field.name,))
+            raise ConfigError(f"{field.name} must be a whole number, got {value!r}", fields=(field.name,))
     for name in ("rpn_nms", "box_nms", "roi_positive_fraction", "score_threshold", "warmup_factor"):
         if getattr(config, name) > 1:
             raise ConfigError(

@@ -197,7 +197,7 @@ def _columns(run: RunResults, entry: Mapping[str, Any]) -> list[tuple[PaperRow, 
 
 
 def _entry_differences(row: PaperRow, run: RunResults, entry: Mapping[str, Any]) -> list[str]:
-    """Departures in the evaluation, as against those in training."""
+    """Differences in the evaluation, as against those in training."""
     found = [] if entry["network"] == "teacher" else [f"network {entry['network']} instead of teacher"]
     found += ["the training diverged"] if run.conditions.get("training") == "diverged" else []
     found += _other_data(entry)

@@ -296,5 +296,5 @@ def published_rows(table: str) -> dict[str, dict[str, PublishedNumber]]:
         if name == table:
             rows.setdefault(row, {})[column] = number
     if not rows:
-        raise ConfigError(f"the paper's tables are {', '.join([*TABLES, 'text'])}, got {table!r}: name one of these")
+        raise ConfigError(f"the paper's tables are {', '.join([*TABLES, 'text'])}, got {table!r}")
     return rows

@@ -40,7 +40,7 @@ def top_k_accuracy(scores: Tensor, labels: Tensor, ks: Sequence[int] = (1, 5)) -
         shapes = f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}"
         raise ConfigError(f"top-k accuracy needs scores [N, C] and labels [N] with N > 0, got {shapes}: reshape them")
     if any(not 1 <= k <= scores.shape[1] for k in ks):
-        raise ConfigError(f"k must lie between 1 and the {scores.shape[1]} classes, got {tuple(ks)}: choose smaller k")
+        raise ConfigError(f"k must lie between 1 and the {scores.shape[1]} classes, got {tuple(ks)}")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= scores.shape[1]:
         raise ConfigError(f"labels must lie in 0..{scores.shape[1] - 1}, got {low}..{high}: renumber the classes")

@@ -128,7 +128,7 @@ def teacher_dynamics(
 def smoothing_effect(curves: Mapping[str, DriftCurve], *, unsmoothed: str) -> dict[str, dict[str, float]]:
     """For each other curve, how many times less the teacher moves than without smoothing (Remark 1), and the slopes."""
     if unsmoothed not in curves:
-        raise ConfigError(f"the reference must be one of {', '.join(curves)}, got {unsmoothed!r}: name one of these")
+        raise ConfigError(f"the reference must be one of {', '.join(curves)}, got {unsmoothed!r}")
     base = curves[unsmoothed]
     return {
         name: {

@@ -13,9 +13,9 @@ from sts_methods.batch import Batch, LabelledOrder
 from sts_methods.data.config import DataConfig
 from sts_methods.data.datasets import IMAGENET_STATISTICS
 from sts_methods.data.evaluation_set import EvaluationDataset
-from sts_methods.data.file_loaders import FileFeed
+from sts_methods.data.file_loaders import FileLoader
 from sts_methods.data.label_split import LabelSplit, label_split
-from sts_methods.data.loaders import ArrayFeed, Pictures, Request
+from sts_methods.data.loaders import ArrayLoader, Pictures, Request
 from sts_methods.data.sampler import Place, StatelessSampler
 from sts_methods.data.sources import ImageArrays, Source, Statistics, StoredImages
 from sts_methods.draws import LABELLED_ORDER_STREAM, ORDER_STREAM, Keys
@@ -35,7 +35,7 @@ class TrainingData:
     """Where images are augmented, if that was chosen by the machine."""
 
     def __init__(
-        self, source: Source, feed: ArrayFeed | FileFeed, split: LabelSplit | None, *, place: Place, ratio: int,
+        self, source: Source, loader: ArrayLoader | FileLoader, split: LabelSplit | None, *, place: Place, ratio: int,
         seed: int, global_batch_size: int, device: torch.device, statistics: Statistics, labelled_order: LabelledOrder,
     ) -> None:  # fmt: skip
         self.num_samples = len(source)
@@ -44,7 +44,7 @@ class TrainingData:
         self._place, self._ratio = place, ratio
         self.shares = place.shares(global_batch_size)
         """How many images of a micro-batch each rank has, if that differs."""
-        self._labels, self._feed, self._device, self._statistics = source.labels, feed, device, statistics
+        self._labels, self._loader, self._device, self._statistics = source.labels, loader, device, statistics
         self._sampler = StatelessSampler(
             num_samples=len(source),
             batch_size=global_batch_size * ratio,
@@ -64,16 +64,16 @@ class TrainingData:
     @property
     def skipped(self) -> dict[int, str]:
         """The images that could not be read so far, by index, each with the reason."""
-        return self._feed.skipped
+        return self._loader.skipped
 
     @property
     def fingerprint(self) -> str:
         """Names the images and their labels, wherever they lie."""
-        return self._feed.fingerprint
+        return self._loader.fingerprint
 
     def steps(self, start: int = 0) -> Iterator[tuple[Batch, ...]]:
         """The micro-batches of optimizer step `start`, `start` + 1, ... without end."""
-        batches = (self._batch(*made) for made in self._feed.pictures(self._requests(start)))
+        batches = (self._batch(*made) for made in self._loader.pictures(self._requests(start)))
         while True:
             yield tuple(islice(batches, self._place.accumulation))
 
@@ -168,19 +168,19 @@ def _statistics_note(config: DataConfig, source: Source) -> str | None:
     return f"images are normalised with ImageNet's mean and deviation{theirs} (data.mean and data.std decide otherwise)"
 
 
-def _feed(
+def _loader(
     config: DataConfig, source: Source, split: LabelSplit | None, seed: int, device: torch.device
-) -> ArrayFeed | FileFeed:
+) -> ArrayLoader | FileLoader:
     views, num_labelled_views = config.make_views(), VIEWS[config.views].num_labelled_views
     on_device = augments_on_device(config, device)
     if isinstance(source, ImageArrays):
         if any(isinstance(view, WeakView) for view in views):
             source = source.resized(config.image_size)
-        return ArrayFeed(
+        return ArrayLoader(
             source, views, seed=seed, device=device, on_device=on_device or device.type != "cpu",
             num_labelled_views=num_labelled_views,
         )  # fmt: skip
-    return FileFeed(
+    return FileLoader(
         source, views, seed=seed, device=device, num_workers=config.num_workers, skip=config.on_error == "skip",
         on_device=on_device, labelled_set=None if split is None else split.indices,
         num_labelled_views=num_labelled_views,
@@ -214,7 +214,7 @@ def build_training_data(
     split = _label_split(config, source, seed)
     data = TrainingData(
         source,
-        _feed(config, source, split, seed, device),
+        _loader(config, source, split, seed, device),
         split,
         place=Place(accumulation=accumulation, rank=rank, world_size=world_size),
         ratio=1 if split is None else config.unlabelled_ratio,

@@ -60,8 +60,8 @@ class DataConfig:
     """An unreadable image stops the run, or is skipped: counted, reported and replaced by the next readable one; only a
     run that would have stopped has another outcome."""
     device_augmentation: bool | None = None
-    """Colour and blur on the training device, batched; None does so where a GPU has fewer than 8 loader processes
-    with a core each to do it, and on no CPU."""
+    """Colour and blur on the training device, batched; None chooses it for GPUs that have fewer than 8 loader
+    processes with a core each, and never for a CPU."""
 
     def __post_init__(self) -> None:
         for name, choices in (("dataset", DATASETS), ("views", VIEWS), ("on_error", get_args(OnError))):

@@ -1,4 +1,4 @@
-"""Datasets by name, each a record: digits, CIFAR, npz files and folders of images."""
+"""Datasets by name, each a record, and how those in memory are read: digits, CIFAR and npz files."""
 
 import importlib.util
 import zipfile
@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from sts_core import ConfigError
-from sts_core.files import locked
+from sts_core.files import is_uri, locked
 from sts_methods.data.image_folders import image_folder, unlabelled_images
-from sts_methods.data.imagenet import check_imagenet
+from sts_methods.data.imagenet.sorted_folder import check_imagenet
 from sts_methods.data.sources import ImageArrays, Layout, Source, Split, Statistics
 from sts_methods.data.stored.shards import shard_images
-from sts_methods.data.stored.storage import is_uri
 from sts_methods.data.stored.tables import table_images
 from sts_methods.draws import TEST_SPLIT_STREAM, IntArray, permutation
 from sts_methods.views.specs import Subject
@@ -42,6 +41,8 @@ class DatasetRecord:
     """Mean and standard deviation that its images are normalised with."""
     subject: Subject = "photographs"
     """What its images show: digits are augmented differently."""
+    in_files: bool = False
+    """Whether its images stay in files, and are not held in memory."""
     held_at_image_size: bool = False
     """Whether images in memory are resized once, on opening, and not by each view."""
     needs_root: bool = True
@@ -233,18 +234,24 @@ for _record in (
         name="imagefolder",
         about="train/ and val/ with a folder per class",
         open=_on_disk(image_folder),
+        in_files=True,
         class_folders=True,
         examine=check_imagenet,
         num_images=1_281_167,  # if it is ImageNet
     ),
     DatasetRecord(
-        name="images", about="a folder of images without labels", open=_on_disk(unlabelled_images), labelled=False
+        name="images",
+        about="a folder of images without labels",
+        open=_on_disk(unlabelled_images),
+        in_files=True,
+        labelled=False,
     ),
     DatasetRecord(name="arrays", about="an npz file", open=_on_disk(arrays), labelled=None),
     DatasetRecord(
         name="huggingface",
         about="a dataset's arrow or parquet files",
         open=table_images,
+        in_files=True,
         takes_layout=True,
         opening_checks=True,
         labelled=None,
@@ -253,6 +260,7 @@ for _record in (
         name="webdataset",
         about="tar shards, in a folder or s3://",
         open=shard_images,
+        in_files=True,
         takes_layout=True,
         opening_checks=True,
         labelled=None,

@@ -46,7 +46,7 @@ class Read:
         return self
 
 
-class FileFeed:
+class FileLoader:
     """Views of image files: processes read, decode and crop; the rest happens there or, batched, on the device."""
 
     def __init__(

@@ -23,13 +23,13 @@ def read_image(source: StoredImages, index: int) -> ByteImage:
         return decode(source.encoded(index))
     # Pillow reports broken files with any of these.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = _reason(error)
+        reason = reason_of(error)
         raise ImageReadError(
             f"every image must be readable, {source.name(index)} is not ({reason}): repair it, or set on_error to skip"
         ) from error
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """One line, the same wherever it happens: Pillow names the address of the stream that is no image."""
     if isinstance(error, UnidentifiedImageError):
         return "no image in a format that Pillow knows"

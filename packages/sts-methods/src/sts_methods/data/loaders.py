@@ -107,7 +107,7 @@ def views_apart(made: Iterable[Tensor], groups: Groups) -> tuple[Tensor, ...]:
     return tuple(by_number[number] for number in sorted(by_number))
 
 
-class ArrayFeed:
+class ArrayLoader:
     """Views of images that are held on the device, computed batch by batch.
 
     On a CPU (`on_device` False) only the crops are batched, the rest goes picture by picture: 1.5 times faster.

@@ -1,6 +1,6 @@
 """Batch norm over the samples that a recipe means, however many processes share the batch.
 
-    CrossRankBatchNorm   statistics of the global batch (BYOL, MoCo v3, FixMatch, Mean Teacher, DINO)
+    CrossRankBatchNorm   statistics of the global batch
     GroupBatchNorm       statistics of each of G groups of the global batch (MoCo: a group is one GPU of the recipe)
 
 Both hold the parameters and buffers of `nn.BatchNorm*d` under the same names. After a step every rank has the same

@@ -137,7 +137,7 @@ class _SumOfParameters(nn.Module):
 def _arrange_buckets(wrapped: DistributedDataParallel) -> None:
     """Let DDP arrange its buckets before the first step.
 
-    It does so after the first backward pass that it sees, in the order in which gradients came, and ranks sum an
+    DDP arranges them after the first backward pass that it sees, in the order in which gradients came, and ranks sum an
     element in an order that depends on its place in a bucket: the first step of a run, or of a resumed run, would sum
     in another order than all others. Here it sees a pass over the parameters alone, which needs no batch and leaves
     nothing behind, and its order is that of a backward pass, so that sums still travel while gradients are computed.

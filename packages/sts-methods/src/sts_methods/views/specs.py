@@ -1,6 +1,5 @@
 """What the views of each method are, as values. How they are computed: `batched` and `per_image`.
 
-`two_views` serves MoCo (both) and BYOL, `weak_and_strong` FixMatch, `two_weak_views` Mean Teacher, `multi_crop` DINO;
 `VIEWS` holds all of them by name, for photographs and for digits. The order of operations is crop, flip, colour jitter,
 grayscale, blur, solarise, erase; the references place the flip last and BYOL the blur before the grayscale, which gives
 the same images: a flip commutes with everything here, and grayscale with a blur (both are linear, up to rounding).

@@ -2,7 +2,7 @@
 
 ARCHIVES holds ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz as they were
 downloaded, or Kaggle's folder; instead of an archive its images in train/CLASS/ and val/, instead of the kit a file
-with classes. The same command goes on with a preparation that was interrupted.
+with classes. Rerun the same command to resume a preparation that was interrupted.
 """
 
 import argparse

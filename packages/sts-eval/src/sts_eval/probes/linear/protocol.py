@@ -63,7 +63,7 @@ class LinearProbeConfig:
         if self.solver not in ("sgd", "lbfgs", "ridge") or self.schedule not in ("step", "cosine"):
             got = f"{self.solver!r} and {self.schedule!r}"
             raise ConfigError(
-                f"solver must be sgd, lbfgs or ridge and schedule step or cosine, got {got}: choose these",
+                f"solver must be sgd, lbfgs or ridge and schedule step or cosine, got {got}",
                 fields=("solver", "schedule"),
             )
         if self.solver != "sgd" and (self.augment or self.batch_norm):
@@ -81,23 +81,23 @@ class LinearProbeConfig:
         if not all(1 <= value < math.inf for value in (self.epochs, self.batch_size, self.evaluate_every_epochs)):
             got = f"{self.epochs}, {self.batch_size}, {self.evaluate_every_epochs}"
             raise ConfigError(
-                f"epochs, batch_size and evaluate_every_epochs must be finite and at least 1, got {got}: correct them",
+                f"epochs, batch_size and evaluate_every_epochs must be finite and at least 1, got {got}",
                 fields=("epochs", "batch_size", "evaluate_every_epochs"),
             )
         if not 0.0 <= self.held_out_fraction < 1.0 or not 0.0 <= self.momentum < 1.0:
             got = f"{self.held_out_fraction} and {self.momentum}"
             raise ConfigError(
-                f"held_out_fraction and momentum must be in [0, 1), got {got}: lower them",
+                f"held_out_fraction and momentum must be in [0, 1), got {got}",
                 fields=("held_out_fraction", "momentum"),
             )
         if not all(0 <= value < math.inf for value in (self.weight_decay, self.gamma, *self.milestones)):
             got = f"{self.weight_decay}, {self.gamma}, {self.milestones}"
             raise ConfigError(
-                f"weight_decay, gamma and milestones must be finite and at least 0, got {got}: correct them",
+                f"weight_decay, gamma and milestones must be finite and at least 0, got {got}",
                 fields=("weight_decay", "gamma", "milestones"),
             )
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
-            raise ConfigError(f"seed must be an integer in [0, 2**64), got {self.seed!r}: pass one", fields=("seed",))
+            raise ConfigError(f"seed must be an integer in [0, 2**64), got {self.seed!r}", fields=("seed",))
 
     @property
     def settings(self) -> tuple[float, ...]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sts_core import ConfigError
+from sts_core.files import is_uri
 from sts_methods.data.sources import Layout, Paths, Split, StoredImages
 from sts_methods.data.stored.classes import numbered
-from sts_methods.data.stored.storage import Storage, is_uri, of_split, public
+from sts_methods.data.stored.storage import Storage, of_split, public
 from sts_methods.data.stored.tar_index import ShardIndex, indices_of
 from sts_methods.draws import IntArray
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sts_core import ConfigError
+from sts_core.files import is_uri
+from sts_methods.data.image_files import reason_of
 from sts_methods.data.sources import Layout, Split
 
 READ_AHEAD = 8 * 2**20  # bytes: a scan of shards in an object store asks for as much at a time
@@ -18,11 +20,6 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train", "training"),
     "test": ("validation", "val", "valid", "test"),
 }
-
-
-def is_uri(root: str) -> bool:
-    """Whether files lie in an object store, and not in a folder."""
-    return "://" in root
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,8 @@ class Storage:
             data: bytes = _remote_file(os.getpid(), self.root, name).read_at(size, offset)
         else:
             with open(self.path(name), "rb", buffering=0) as file:
-                data = os.pread(file.fileno(), size, offset)
+                file.seek(offset)
+                data = file.read(size)
         if len(data) != size:
             raise OSError(f"{size} bytes from byte {offset} on were to be read, there are {len(data)}")
         return data
@@ -88,7 +86,7 @@ class Storage:
             found = system.get_file_info(fs.FileSelector(base, recursive=True, allow_not_found=True))
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{public(self.root)} cannot be listed ({_line(error)}): check root, the network and the credentials"
+                f"{public(self.root)} cannot be listed ({reason_of(error)}): check root, the network and credentials"
             ) from error
         return [
             StoredFile(info.path[len(base) :].lstrip("/"), info.size, info.mtime_ns or 0)
@@ -160,7 +158,3 @@ def kept(layout: Layout, kind: str, *facts: object) -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(layout.cache).expanduser() if layout.cache else Path(base) / "sts-methods"
     return folder / kind / hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

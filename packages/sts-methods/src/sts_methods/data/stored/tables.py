@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from sts_core import ConfigError
-from sts_core.files import locked, replacing
+from sts_core.files import is_uri, locked, replacing
 from sts_methods.data.sources import Layout, Split, StoredImages, fingerprint
 from sts_methods.data.stored.classes import numbered
-from sts_methods.data.stored.storage import Storage, StoredFile, is_uri, kept, of_split, pyarrow_fs
+from sts_methods.data.stored.storage import Storage, StoredFile, kept, of_split, pyarrow_fs
 from sts_methods.draws import IntArray
 
 VERSION = 1  # of the files in the cache

@@ -21,7 +21,7 @@ from PIL import Image
 from sts_core import ConfigError
 from sts_core.files import locked, write_atomically
 from sts_methods.data.image_files import ImageReadError, decode
-from sts_methods.data.imagenet import (
+from sts_methods.data.imagenet.sorted_folder import (
     ILSVRC_2012,
     MANIFEST,
     VALIDATION_IMAGE,
@@ -58,7 +58,8 @@ class _Picture:
         if self.place is None:
             return self.path.read_bytes()
         with self.path.open("rb") as file:
-            return os.pread(file.fileno(), self.place[1], self.place[0])
+            file.seek(self.place[0])
+            return file.read(self.place[1])
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ def prepare_imagenet(
 
     `labels` says the class of each validation image: the development kit, or a file with the class of an image in each
     line; None looks for either in `source`. With `shorter_side` larger images are made smaller, as JPEG of `quality`;
-    all others are copied to the bit, or linked where they are files. A class is there whole or not at all, and a
-    preparation that was interrupted goes on where it was.
+    all others are copied to the bit, or linked where they are files. A class is there whole or not at all, and the
+    same call resumes a preparation that was interrupted.
     """
     source, folder = Path(source).expanduser(), Path(folder).expanduser()
     if (shorter_side is not None and shorter_side < 1) or not 1 <= quality <= 100:
