@@ -22,7 +22,7 @@ from sts_eval import (
 )
 from sts_eval.probes.linear.heads import ParallelHeads
 from sts_eval.probes.linear.sources import CachedFeatures
-from sts_eval.probes.linear.training import train_by_sgd
+from sts_eval.probes.linear.training import SgdProbe, train_together
 
 
 def trained_alone(config: LinearProbeConfig, data: Features, rate: float) -> nn.Module:
@@ -117,11 +117,13 @@ def test_best_is_the_best_evaluated_epoch_and_last_the_last(digit_features):
     config = moco_protocol(augment=False, learning_rates=(30.0,), epochs=6, milestones=())
     result = linear_probe(*digit_features, config)
     source = CachedFeatures(digit_features[0], config)
-    run = train_by_sgd(source, {"test": digit_features[1]}, (1, 5), config, num_classes=10, device=torch.device("cpu"))
-    curve = [float(accuracy[0, 0]) for accuracy in run.accuracies["test"]]
+    cpu = torch.device("cpu")
+    probe = SgdProbe(source, {"test": digit_features[1]}, (1, 5), config, num_classes=10, device=cpu)
+    train_together([probe])
+    curve = [float(accuracy[0, 0]) for accuracy in probe.run.accuracies["test"]]
     assert result.last[1] == curve[-1]
     assert result.best[1] == max(curve)
-    assert result.heads[0].best_epoch == run.epochs[curve.index(max(curve))]
+    assert result.heads[0].best_epoch == probe.run.epochs[curve.index(max(curve))]
 
 
 def test_with_held_out_data_the_choice_does_not_look_at_the_test_data(digit_features):

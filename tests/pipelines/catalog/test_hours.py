@@ -6,7 +6,7 @@ import pytest
 
 from sts_methods import build_backbone
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.catalog.hours import A100, COUNTED, GPUS, RESNET50_FLOPS, Estimate, Gpu, Step, Work, estimates
+from sts_pipelines.catalog.hours import A100, COUNTED, GPUS, RESNET50_FLOPS, Gpu, Hours, Step, Work, estimates
 from sts_pipelines.cli.main import main
 from sts_pipelines.cli.resolve import resolve
 from sts_pipelines.config.pipeline import PipelineConfig
@@ -99,10 +99,10 @@ def test_few_loader_processes_are_what_a_step_is_bound_by() -> None:
 
 
 def test_estimates_are_marked_and_long_ones_are_days() -> None:
-    assert str(Estimate(gpus=8, hours=(27.7, 88.5), bound=BOUND)) == "~28 / ~88 h est."
-    assert str(Estimate(gpus=1, hours=(0.222, 0.709), bound=BOUND)) == "~13 / ~43 min est."
-    assert str(Estimate(gpus=1, hours=(0.222, 0.709), bound=BOUND, per_images=1000)) == "~13 / ~43 min/1,000 est."
-    days = Estimate(gpus=8, hours=(887.6, 2832.0), bound=BOUND)
+    assert str(Hours(gpus=8, hours=(27.7, 88.5), bound=BOUND)) == "~28 / ~88 h est."
+    assert str(Hours(gpus=1, hours=(0.222, 0.709), bound=BOUND)) == "~13 / ~43 min est."
+    assert str(Hours(gpus=1, hours=(0.222, 0.709), bound=BOUND, per_images=1000)) == "~13 / ~43 min/1,000 est."
+    days = Hours(gpus=8, hours=(887.6, 2832.0), bound=BOUND)
     assert str(days) == "~37 / ~120 d est."
     assert days.in_words() == "about 37 days on 8 A100 or 120 on 8 RTX 2080 Ti"
 

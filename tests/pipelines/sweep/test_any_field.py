@@ -37,6 +37,20 @@ def test_a_pipeline_is_swept_over_the_fields_that_flags_name_and_keeps_its_teach
     assert {job.pipeline.training.smoothing.momentum for job in jobs} == {0.8}
 
 
+@pytest.mark.parametrize(
+    ("asked", "metric"),
+    [
+        ("linear,knn", "knn/teacher/top1"),
+        ("voc,linear", "linear/teacher/top1"),
+        ("imagenet-c", "imagenet-c/teacher/top1"),
+        ("voc", "voc/teacher/AP"),
+    ],
+)
+def test_a_swept_pipeline_is_ranked_by_an_evaluation_that_it_asks_for_the_quickest(asked: str, metric: str) -> None:
+    config = sweep(*LR, "--evaluation.after-training", asked, "--evaluation.voc.data-root", ".")
+    assert config.sweep.metric == metric
+
+
 def test_a_field_beside_m_and_p_multiplies_the_grid_and_smoothing_fields_replace_its_axes() -> None:
     grid = ("--sweep.momenta", "0.9", "--sweep.preserve-probabilities", "0,0.5")
     assert len(trials_of(sweep(*grid, *LR, of="byol-digits-p-by-m"))) == 4

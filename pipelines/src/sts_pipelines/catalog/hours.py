@@ -139,7 +139,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Hours:
     """The hours of a pipeline on each of GPUS."""
 
     gpus: int
@@ -169,7 +169,7 @@ class Estimate:
         return [f"{float(f'{number / HOURS_IN[unit]:.2g}'):,g}" for number in self.hours], unit
 
 
-def estimates() -> dict[str, dict[str, Estimate]]:
+def estimates() -> dict[str, dict[str, Hours]]:
     """By pipeline and precision, "own" being that of its recipe."""
     found = json.loads(FILE.read_text())
-    return {name: {kind: Estimate(**values) for kind, values in kinds.items()} for name, kinds in found.items()}
+    return {name: {kind: Hours(**values) for kind, values in kinds.items()} for name, kinds in found.items()}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sts_pipelines.catalog import CATALOG
+from sts_pipelines.config.evaluation import measurable
 from sts_pipelines.config.flags import Flag, read_flags, set_flags
 from sts_pipelines.config.kinds import AnyPipeline
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
@@ -47,13 +48,14 @@ def _split_sweep(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _one_cell(pipeline: AnyPipeline) -> dict[str, Any]:
-    """The plain form of a sweep that visits the pipeline's own teacher alone, ranked by its first evaluation."""
+    """The plain form of a sweep that visits the pipeline's own teacher alone, ranked by its quickest evaluation."""
     assert isinstance(pipeline, PipelineConfig)
     smoothing = pipeline.training.smoothing
-    evaluations = pipeline.evaluation.after_training
-    ranking = next((name for name in ("knn", "linear", "few-labels") if name in evaluations), "knn")
-    over = {name: [getattr(smoothing, name.partition(".")[2])] for name in AXES}
-    return to_dict(pipeline) | {"sweep": {"over": over, "metric": f"{ranking}/teacher/top1"}}
+    sweep: dict[str, Any] = {"over": {name: [getattr(smoothing, name.partition(".")[2])] for name in AXES}}
+    if asked := [measurable()[name] for name in pipeline.evaluation.after_training]:
+        ranking = min(asked, key=lambda one: (one.headline is None, not one.trains_nothing, one.place))
+        sweep["metric"] = f"{ranking.name}/teacher/{ranking.metrics[0].name}"
+    return to_dict(pipeline) | {"sweep": sweep}
 
 
 def _with_place(target: str, problems: Sequence[str], *, of_file: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from sts_core import Precision
 from sts_methods import build_method, dataset_record, method_record
 from sts_pipelines.catalog import CATALOG
-from sts_pipelines.catalog.hours import COUNTED, FILE, GPUS, RESNET50_FLOPS, Counted, Estimate, Gpu, Step, Work
+from sts_pipelines.catalog.hours import COUNTED, FILE, GPUS, RESNET50_FLOPS, Counted, Gpu, Hours, Step, Work
 from sts_pipelines.config.kinds import AnyPipeline, base_of
 from sts_pipelines.config.pipeline import ComparisonConfig, PipelineConfig
 from sts_pipelines.config.sweep import SweepConfig
@@ -72,12 +72,12 @@ def estimate_of(config: AnyPipeline) -> list[str]:
     return [*lines, *(_bound(work.step, gpu) for gpu in GPUS)]
 
 
-def _estimated(config: AnyPipeline, flops: Flops) -> tuple[Work, Estimate]:
+def _estimated(config: AnyPipeline, flops: Flops) -> tuple[Work, Hours]:
     pipeline, work = base_of(config), work_of(config, flops)
     per = UNKNOWN_IMAGES if num_images(pipeline) is None else None
     hours = [float(f"{work.hours(gpu):.4g}") for gpu in GPUS]
     bound = [work.step.bound(gpu) for gpu in GPUS]
-    return work, Estimate(gpus=max(1, pipeline.cluster.num_workers), hours=hours, bound=bound, per_images=per)
+    return work, Hours(gpus=max(1, pipeline.cluster.num_workers), hours=hours, bound=bound, per_images=per)
 
 
 def in_precision(config: AnyPipeline, precision: Precision) -> AnyPipeline:
@@ -88,7 +88,7 @@ def in_precision(config: AnyPipeline, precision: Precision) -> AnyPipeline:
     return replace(config, pipeline=pipeline)
 
 
-def estimates_of_the_catalog() -> dict[str, dict[str, Estimate]]:
+def estimates_of_the_catalog() -> dict[str, dict[str, Hours]]:
     """What hours.json holds: of all pipelines that need GPUs."""
     counted: dict[str, tuple[int, int, int]] = {}  # the same for all runs of a network and batch
 

@@ -18,7 +18,7 @@ from sts_eval.features.unchanged import unchanged
 from sts_eval.probes.accuracy import allowed_ks
 from sts_eval.probes.linear.protocol import LinearProbeConfig
 from sts_eval.probes.linear.sources import AugmentedFeatures, CachedFeatures, TrainingFeatures
-from sts_eval.probes.linear.training import ProbeRun, SgdProbe, solve_exactly, train_by_sgd, train_together
+from sts_eval.probes.linear.training import ProbeRun, SgdProbe, solve_exactly, train_together
 
 LINEAR = register_evaluation(
     Evaluation(
@@ -224,7 +224,9 @@ def _run(
     if config.solver != "sgd":
         return solve_exactly(source, splits, ks, config, num_classes=num_classes, device=device)
     file = Path(state_file) if state_file else None
-    return train_by_sgd(source, splits, ks, config, num_classes=num_classes, device=device, state_file=file)
+    probe = SgdProbe(source, splits, ks, config, num_classes=num_classes, device=device, state_file=file)
+    train_together([probe])
+    return probe.run
 
 
 def _view_of(test: Any) -> CentreCrop:

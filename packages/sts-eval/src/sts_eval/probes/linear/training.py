@@ -64,22 +64,6 @@ def percent_correct(heads: ParallelHeads, data: Features, ks: Sequence[int]) -> 
     return 100.0 * distributed.sum_over_ranks_(correct).double() / len(data)
 
 
-def train_by_sgd(
-    source: TrainingFeatures,
-    splits: Mapping[str, Features],
-    ks: Sequence[int],
-    config: LinearProbeConfig,
-    *,
-    num_classes: int,
-    device: torch.device,
-    state_file: Path | None = None,
-) -> ProbeRun:
-    """All epochs of SGD on all heads, evaluated on every split as often as the config says and after the last."""
-    probe = SgdProbe(source, splits, ks, config, num_classes=num_classes, device=device, state_file=state_file)
-    train_together([probe])
-    return probe.run
-
-
 class SgdProbe:
     """The heads on one backbone, on their way through the epochs; they begin where their state file ends."""
 
