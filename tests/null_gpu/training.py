@@ -24,7 +24,7 @@ from sts_methods import (
     method_record,
 )
 from sts_methods.training import run
-from sts_methods.training.failure_checks import Guard
+from sts_methods.training.failure_checks import FailureChecks
 from sts_methods.training.learner import Learner
 from tests.null_gpu.counters import answer, counted, origins
 
@@ -104,7 +104,7 @@ def counted_steps(
         batches = _counted_batches(TrainingData.steps, steps, phase, stop)
         stack.enter_context(patch.object(TrainingData, "steps", batches))
         # It asks whether all weights are finite, where 0 would mean no.
-        stack.enter_context(patch.object(Guard, "check_weights", _answered(Guard.check_weights, 1)))
+        stack.enter_context(patch.object(FailureChecks, "check_weights", _answered(FailureChecks.check_weights, 1)))
         # It compares what a kernel has put together.
         stack.enter_context(patch.object(run, "verify_ranks", _answered(run.verify_ranks, 0, up_to_bytes=1 << 40)))
         for name, (owner, function) in _PHASES.items():

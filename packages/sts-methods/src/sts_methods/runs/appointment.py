@@ -8,7 +8,7 @@ from sts_core.distributed import broadcast_object, world_size
 
 STEPS_AHEAD = 2
 """What rank 0 writes after step n is there when any rank has ended step n+2: the gradients of step n+1 took all ranks,
-and before the end of step n+2 the host has read a flag that came of them (`Guard.outcome`)."""
+and before the end of step n+2 the host has read a flag that came of them (`FailureChecks.outcome`)."""
 
 
 class Appointment:

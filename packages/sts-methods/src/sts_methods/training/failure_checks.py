@@ -41,7 +41,7 @@ class _Watched:
     indices: list[Tensor]
 
 
-class Guard:
+class FailureChecks:
     """Watches gradients, losses and health metrics, saves the indices of offending batches and stops or warns.
 
     The device leaves an offending batch out by itself. The host only looks at the step before the one that it has

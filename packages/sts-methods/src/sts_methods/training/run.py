@@ -21,7 +21,7 @@ from sts_methods.training.config import TrainingConfig
 from sts_methods.training.data import build_data
 from sts_methods.training.description import describe_training, resolved
 from sts_methods.training.drift import drift_tracker
-from sts_methods.training.failure_checks import Guard
+from sts_methods.training.failure_checks import FailureChecks
 from sts_methods.training.final_networks import FinalNetworks
 from sts_methods.training.initial import InitialWeights, remembered, start_from_, warn_of_statistics
 from sts_methods.training.learner import Learner
@@ -55,7 +55,7 @@ class Run:
             total_steps=config.total_steps(self.data.steps_per_epoch),
             steps_per_epoch=self.data.steps_per_epoch,
         )
-        self.guard = Guard(
+        self.failure_checks = FailureChecks(
             runtime.folder,
             on_nonfinite=config.on_nonfinite,
             on_collapse=config.on_collapse,
@@ -106,7 +106,7 @@ class Run:
         if self._unconfirmed is None:
             return
         metrics, self._unconfirmed = self._unconfirmed, None
-        outcome = self.guard.outcome()
+        outcome = self.failure_checks.outcome()
         if outcome != "applied":
             self.learner.take_back()
         if outcome == "left out":
@@ -116,7 +116,7 @@ class Run:
 
     def end_step(self, metrics: Mapping[str, Tensor], batches: Sequence[Batch]) -> None:
         """Count the step; verify, log and save when it is time to."""
-        self.guard.watch(self.step, self.learner.skip, metrics["loss"], batches)
+        self.failure_checks.watch(self.step, self.learner.skip, metrics["loss"], batches)
         self.step, self._unconfirmed = self.step + 1, metrics
         self._num_images += sum(_num_images(batch, self.runtime.world_size) for batch in batches)
         last = self.step == self.last_step
@@ -222,9 +222,9 @@ class Run:
         }
         self._num_images, self._num_left_out, self._logged_at = 0, 0, now
         self._saved_at = now if save else self._saved_at
-        self.guard.check_health(self.metrics, batches, self.step)
+        self.failure_checks.check_health(self.metrics, batches, self.step)
         if save:
-            self.guard.check_weights(self.learner.named_tensors(), self.step)
+            self.failure_checks.check_weights(self.learner.named_tensors(), self.step)
         bank = self.learner.bank_state() if save else None
         self.runtime.report(self.metrics, partial(self.state_dict, bank) if save else None)
 
